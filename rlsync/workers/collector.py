@@ -43,7 +43,8 @@ class UnrollCollector(RolloutCollector):
 
     Args:
         network: what acts in the workers: a network that knows its player, such as ``ImpalaNet``, or a
-            :class:`~rlsync.workers.player.Player`. Workers act with copies; its weights are version 1.
+            :class:`~rlsync.workers.player.Player`, such as ``net.player(store_params=True)``. Workers act with
+            copies; its weights are version 1.
         env: which environments; see :mod:`rlsync.workers.envs.specs`.
         steps: T, of one unroll.
         envs_per_worker: environments that one worker steps.
@@ -55,9 +56,6 @@ class UnrollCollector(RolloutCollector):
             full, workers wait. More slots even out the load, and make frames older.
         when_full: what happens in place of that; see :class:`~rlsync.transport.ring.reader.RolloutRing`.
         total_frames: iteration ends after so many; -1 never ends.
-        store_params: for a network: store ``behaviour_params``, which a trust region reads.
-        store_value: for a network: store the value that the worker's copy gave, as
-            ``("collector", "value")``.
         dtype: in which workers hold and receive the weights, for example ``torch.bfloat16``; ``None`` for the
             player's own. Declare it in the sync map: ``Source("loss_module.actor_network", dtype=...)``.
         adopt: ``"alias"`` points the workers' parameters at the board; ``"copy"`` copies each version out of
@@ -109,8 +107,6 @@ class UnrollCollector(RolloutCollector):
         slots: int | None = None,
         when_full: WhenFull = "block",
         total_frames: int = -1,
-        store_params: bool = False,
-        store_value: bool = False,
         dtype: torch.dtype | None = None,
         adopt: Adopt = "alias",
         policy_device: str | torch.device | Sequence[str | torch.device] = "cpu",
@@ -123,7 +119,7 @@ class UnrollCollector(RolloutCollector):
         versions_file: str | Path | None = None,
     ) -> None:
         settings = CollectSettings(
-            player=player_of(network, store_params=store_params, store_value=store_value),
+            player=player_of(network),
             env=env,
             shape=RolloutShape(steps, envs_per_worker),
             slots=num_workers + 2 * rollouts_per_batch if slots is None else slots,

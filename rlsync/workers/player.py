@@ -138,19 +138,12 @@ class Player(ABC):
 class Playable(Protocol):
     """A network that knows its player, such as ``rlsync.recipes.impala.ImpalaNet``."""
 
-    def player(self, *, store_params: bool = False, store_value: bool = False) -> Player:
-        """A player that acts with this network; on demand it records the policy's outputs, and the value."""
+    def player(self) -> Player:
+        """A player that acts with this network."""
 
 
-def player_of(acting: Player | Playable, *, store_params: bool = False, store_value: bool = False) -> Player:
-    """The player itself, or the one of a network. A player with one of the options is refused."""
-    if not isinstance(acting, Player):
-        return acting.player(store_params=store_params, store_value=store_value)
-    if store_params or store_value:
-        what = "a player says itself what it records"
-        cure = "leave them out, and make the player so that it records this"
-        raise ConfigError(what, f"store_params={store_params}, store_value={store_value}", cure)
-    return acting
+def player_of(acting: Player | Playable) -> Player:
+    return acting if isinstance(acting, Player) else acting.player()
 
 
 def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:

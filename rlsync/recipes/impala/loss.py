@@ -10,7 +10,7 @@ from torchrl.objectives import LossModule
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.bounds import fields_as_keywords
 from rlsync.recipes.impala.heads import PolicyHead
-from rlsync.recipes.impala.network import Finals, ImpalaNet, Unrolled
+from rlsync.recipes.impala.network import Finals, ImpalaNet, ImpalaPlayer, Unrolled
 from rlsync.recipes.impala.settings import LossSettings, Trust
 from rlsync.recipes.impala.vtrace import vtrace_with
 from rlsync.tensors.device import wide
@@ -76,8 +76,7 @@ class ImpalaLoss(LossModule):
         self.entropy_coeff = settings.entropy_coeff
         self.baseline_coeff = settings.baseline_coeff
         self.loss_mask_key = None  # an unroll has no padding
-        optional = [keys.BEHAVIOUR_PARAMS] if region is not None else []
-        self._optional = optional + ([keys.REPLAYED] if settings.entropy_on == "online" else [])
+        self._optional = [keys.REPLAYED] if settings.entropy_on == "online" else []
         self._checked = False
 
     @property
@@ -88,7 +87,7 @@ class ImpalaLoss(LossModule):
     @property
     def in_keys(self) -> list[str]:
         """The keys that every batch must have; ``final_observation`` and ``final_index`` are optional."""
-        return [*keys.REQUIRED, *recorded_keys(self.actor_network), *self._optional]
+        return [*keys.REQUIRED, *recorded_keys(self._player()), *self._optional]
 
     @property
     def out_keys(self) -> list[str]:
@@ -106,7 +105,7 @@ class ImpalaLoss(LossModule):
             ConfigError: the batch is not as described there.
         """
         if not self._checked and not torch.compiler.is_compiling():
-            check_batch(tensordict, self.actor_network, self._optional)
+            check_batch(tensordict, self._player(), self._optional)
             self._checked = True
         settings, head, index = self.settings, self.actor_network.head, _final_index(tensordict)
         seen = self._unrolled(tensordict, self._finals(tensordict, index))
@@ -139,6 +138,9 @@ class ImpalaLoss(LossModule):
                 **_diagnostics(log_rho, entropy.detach(), targets, error.detach(), settings),
             }
         )
+
+    def _player(self) -> ImpalaPlayer:
+        return self.actor_network.player(store_params=self.settings.trust_region is not None)
 
     def _unrolled(self, batch: TensorDictBase, finals: Finals | None) -> Unrolled:
         network, is_init = self.actor_network, batch.get(keys.IS_INIT)

@@ -99,14 +99,13 @@ def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
     recipe, config = run.recipe, run.config
     return run.place.unrolls(
-        network,
+        network.player(store_params=recipe.loss_settings().trust_region is not None),
         when_full=recipe.when_full,
         steps=recipe.unroll_length,
         envs_per_worker=config.env.num_envs,
         overlap=recipe.overlap,
         rollouts_per_batch=recipe.batch_size // config.env.num_envs,
         slots=recipe.slots,
-        store_params=recipe.loss_settings().trust_region is not None,
         dtype=parts.workers_dtype(config.sync),
         adopt=config.collector.adopt,
         storing_device=run.device,
