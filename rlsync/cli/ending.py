@@ -49,7 +49,6 @@ class Ending:
         ending._written(None)
 
     def watch(self, trainer: Trainer, sync: SyncWeights) -> None:
-        """Take frames and version from these."""
         self._trainer, self._sync = trainer, sync
 
     def reached(self, how: str, status: int) -> int:
@@ -161,7 +160,6 @@ class Interrupts:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def how(self) -> str:
-        """What a first signal makes of a run's end."""
         return "interrupted" if self.signal == signal.SIGINT else "terminated"
 
     def exit_status(self) -> int:

@@ -184,6 +184,5 @@ def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
 
 
 def refuse(errors: Iterable[RlsyncError]) -> None:
-    """Raise the first error, if there is one."""
     for error in errors:
         raise error

@@ -56,7 +56,6 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
 
 
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
-    """The loss of an actor and a critic that share no layer, on a device."""
     policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
     actor = PlainActor(
         PlainModule(policy_net, in_keys=["observation"], out_keys=["logits"]),

@@ -51,7 +51,6 @@ def build(run: parts.Run[SACConfig]) -> Trainer:
 
 
 def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CPU) -> SACLoss:
-    """The loss of an actor, two critics and a temperature, on a device."""
     low, high = spaces.bounds()
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
     # The deviation is TorchRL's softplus + 0.01; the paper's code has an exponential between 2e-9 and 7.4. An

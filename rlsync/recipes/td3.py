@@ -115,7 +115,6 @@ def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
 
 
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CPU) -> TD3Loss:
-    """The loss of an actor and two critics, on a device."""
     net = relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
     actor = PlainSequential(
         PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),

@@ -57,8 +57,6 @@ class CollectSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What a worker process is given."""
-
     settings: CollectSettings
     ring: RingHandle  # where rollouts go
     board: BoardHandle  # where weights come from

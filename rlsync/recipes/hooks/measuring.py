@@ -51,8 +51,6 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who waited for whom."""
-
     learner_busy: float  # fraction of the time in which the learner was not waiting for frames
     workers_waited: float | None = None  # of the workers' time; None where the collector cannot tell
     more_frames: str | None = None  # the override with which workers make more frames
@@ -110,7 +108,6 @@ class StalenessHistogram(TrainerHookBase):
         return {"sync/staleness_versions": self.mean}
 
     def _count(self) -> Counter[int]:
-        """Count what was consumed since the last call."""
         consumed, self._consumed = self._consumed, {}
         ages: Counter[int] = Counter()
         for newest, stamps in consumed.items():
@@ -213,7 +210,6 @@ class StatisticsHook(TrainerHookBase, InSummary):
         return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
-        """The numbers so far."""
         counted, began = self.sync.counters(), self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)

@@ -111,7 +111,6 @@ class EpisodeReturns(TrainerHookBase):
         self._trainer.request_stop(why)
 
     def ended(self, batch: TensorDictBase) -> list[float]:
-        """The returns of the episodes that ended in this batch."""
         returns: list[float] = batch["next", "reward_sum"][batch["next", "done"]].flatten().tolist()
         return returns
 

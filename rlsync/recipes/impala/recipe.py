@@ -35,8 +35,6 @@ from rlsync.workers.supervision import Restarts
 
 @dataclass(frozen=True, slots=True)
 class VectorSpaces:
-    """What an ImpalaNet must know of environments: the observation's shape, and the head for the actions."""
-
     observation_shape: tuple[int, ...]
     head: PolicyHead
 
@@ -118,7 +116,6 @@ def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollect
 def register_hooks(
     trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector, network: ImpalaNet
 ) -> None:
-    """What publishes, what mixes replayed unrolls in, and what is logged."""
     recipe, replay = run.recipe, run.recipe.replay
     sync = parts.register_sync(trainer, run)
     LogPolicyLag(sync).register(trainer)
