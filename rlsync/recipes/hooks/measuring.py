@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from statistics import quantiles
@@ -17,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector, MultiAsyncCollector
-from torchrl.trainers import Trainer, TrainerHookBase
+from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, VerifySync
 from rlsync.core.plan import Receipt
@@ -27,7 +28,7 @@ from rlsync.torchrl_plugin.compat.collectors import around_arrivals
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.transport.contract import ReaderStatus
 from rlsync.workers.rollout_collector import RolloutCollector
 
@@ -75,7 +76,7 @@ class Load:
 CHECKPOINT_KEY = "lag_histogram"
 
 
-class StalenessHistogram(TrainerHookBase):
+class StalenessHistogram(RegistersItself):
     """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file.
 
     After every batch it logs ``sync/staleness_versions``: the mean over the steps that the optimizer has used
@@ -88,12 +89,9 @@ class StalenessHistogram(TrainerHookBase):
         self.counts: Counter[int] = Counter()  #: consumed steps by age, up to the last report
         self.mean = float("nan")  #: of the newest batch that was learned from
         self._file = file
-        self._registered = False
         self._consumed: dict[int, list[Tensor]] = {}  # stamps since the last report, by the learner's version
 
-    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        if not self._registered:  # nobody would write the file
-            raise no_trainer(self)
+    def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         if (stamps := batch.get(STAMP, None)) is not None:
             # They are counted after the batch: one update's alone take as long as its gathers.
             self._consumed.setdefault(self.sync.version, []).append(stamps.flatten().clone())
@@ -118,8 +116,7 @@ class StalenessHistogram(TrainerHookBase):
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
         self.sync.require_stamps("StalenessHistogram")
-        self._registered = True
-        trainer.register_op("process_optim_batch", self)
+        trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_steps_log", self.report)
         trainer.register_op("shutdown", self.write)
         trainer.register_module(name, self)
@@ -144,7 +141,7 @@ _WRITE_EVERY_S = 1.0  #: seconds between two writes of the file
 
 
 @dataclass(eq=False)
-class StatisticsHook(TrainerHookBase, InSummary):
+class StatisticsHook(RegistersItself, InSummary):
     """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
 
     It logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect
@@ -186,17 +183,10 @@ class StatisticsHook(TrainerHookBase, InSummary):
             # Its batches do not tell who made them.
             around_arrivals(trainer.collector, lambda worker, new: self._made.update({worker: new.numel()}))
         trainer.register_op("setup", self._begin)
-        trainer.register_op("batch_process", self)
+        trainer.register_op("batch_process", partial(self._arrived, trainer.collector))
         trainer.register_op("post_steps_log", self._done)
         trainer.register_op("shutdown", self.write)
         trainer.register_module(name, self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep: a resumed run goes on from the trainer's counters, and waits anew."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
 
     def summary_line(self) -> str:
         return str(self.load)
@@ -259,10 +249,8 @@ class StatisticsHook(TrainerHookBase, InSummary):
         self._started_s = self._idle_since_s = time.monotonic()
         self._first = self.sync.counters()
 
-    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        if self._trainer is None:
-            raise no_trainer(self)
-        self._count_makers(self._trainer.collector, batch)
+    def _arrived(self, collector: BaseCollector, batch: TensorDictBase) -> TensorDictBase:
+        self._count_makers(collector, batch)
         self._learner_wait_s += time.monotonic() - self._idle_since_s
         workers = self.sync.acting_workers()
         self._lag_versions = self.sync.lag_versions(workers)
