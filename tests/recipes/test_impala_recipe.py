@@ -338,5 +338,5 @@ def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_update_dtype_is_that_of_the_torso(dtype: str) -> None:
-    network = make_network(ImpalaConfig(update_dtype=dtype), EnvConfig("CartPole-v1"))
+    network = make_network(ImpalaConfig(update_dtype=dtype), probe(EnvConfig("CartPole-v1")))
     assert network.in_bfloat16 == (dtype == "bfloat16")

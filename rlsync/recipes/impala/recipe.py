@@ -47,7 +47,7 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     if recipe.agents > 1:
         what = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
         raise ConfigError(what, "recipe.agents", "give 1; rlsync train starts populations")
-    network = make_network(recipe, run.config.env, run.spaces)
+    network = make_network(recipe, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
     optimizer: optim.Optimizer
     if recipe.optimizer == "adam":
@@ -81,9 +81,7 @@ def probe(config: EnvConfig) -> VectorSpaces:
         envs.close()
 
 
-def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | None = None) -> ImpalaNet:
-    """The network that ``recipe.model`` describes; without ``spaces`` it probes ``env`` here."""
-    spaces = spaces or probe(env)
+def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
     model, pixels = recipe.model, len(spaces.observation_shape) == 3
     options = vars(model) | ({"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {})
     bfloat16 = recipe.update_dtype == BFLOAT16
@@ -141,7 +139,7 @@ def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[Shar
     recipes, env = [ImpalaConfig.of(config) for config in configs], configs[0].env
     shapes = [RolloutShape(recipe.unroll_length, env.num_envs) for recipe in recipes]
     players = [
-        make_network(recipe, env, spaces).player(store_params=recipe.loss_settings().trust_region is not None)
+        make_network(recipe, spaces).player(store_params=recipe.loss_settings().trust_region is not None)
         for recipe in recipes
     ]
     if len({shape.layout(player) for shape, player in zip(shapes, players, strict=True)}) > 1:
@@ -152,6 +150,4 @@ def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[Shar
     return made_replay(players[0], shapes[0], capacity, replays[0].max_bytes, len(configs))
 
 
-RECIPE = parts.Recipe(
-    "impala", ImpalaConfig, probe, build, lambda run: make_network(run.recipe, run.config.env, run.spaces)
-)
+RECIPE = parts.Recipe("impala", ImpalaConfig, probe, build, lambda run: make_network(run.recipe, run.spaces))
