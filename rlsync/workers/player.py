@@ -138,7 +138,7 @@ class Player(ABC):
 class Playable(Protocol):
     """A network that knows its player, such as ``rlsync.recipes.impala.ImpalaNet``."""
 
-    def player(self) -> Player:
+    def player(self, *, deterministic: bool = False) -> Player:
         """A player that acts with this network."""
 
 
