@@ -87,7 +87,6 @@ class StalenessHistogram(RegistersItself):
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
         self.sync = sync
         self.counts: Counter[int] = Counter()  #: consumed steps by age, up to the last report
-        self.mean = float("nan")  #: of the newest batch that was learned from
         self._file = file
         self._consumed: dict[int, list[Tensor]] = {}  # stamps since the last report, by the learner's version
 
@@ -99,19 +98,14 @@ class StalenessHistogram(RegistersItself):
 
     def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
         """The mean age of what was consumed since the last call; None if nothing was."""
-        ages = self._count()
-        if not ages:
-            return None
-        self.mean = sum(age * count for age, count in ages.items()) / ages.total()
-        return {"sync/staleness_versions": self.mean}
-
-    def _count(self) -> Counter[int]:
         consumed, self._consumed = self._consumed, {}
         ages: Counter[int] = Counter()
         for newest, stamps in consumed.items():
             ages += counts_by_age(torch.cat(stamps), self.sync.ledger, newest)
+        if not ages:
+            return None
         self.counts.update(ages)
-        return ages
+        return {"sync/staleness_versions": sum(age * count for age, count in ages.items()) / ages.total()}
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
@@ -122,7 +116,7 @@ class StalenessHistogram(RegistersItself):
         trainer.register_module(name, self)
 
     def write(self) -> None:
-        self._count()
+        self.report()
         if self._file is not None:
             with self._file.open("w", newline="") as file:
                 csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
