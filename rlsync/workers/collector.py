@@ -149,7 +149,8 @@ class UnrollCollector(RolloutCollector):
         )
         player = settings.player
         self._envs = num_workers * envs_per_worker
-        self._ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
+        #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
+        self.ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
         logs = StartLogs(num_workers, start_timeout_s)
         self._workers = self._started(seed, logs)
@@ -166,21 +167,16 @@ class UnrollCollector(RolloutCollector):
         return BoardWriter()
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
-        return start_workers(self.worker_settings, self._ring, self.board.handle, seed, logs)
+        return start_workers(self.worker_settings, self.ring, self.board.handle, seed, logs)
 
     def _source(self) -> Rollouts:
         """Where the learner takes rollouts from."""
-        return self._ring
+        return self.ring
 
     @property
     def procs(self) -> list[BaseProcess]:
         """The worker processes that run now."""
         return self._workers.procs
-
-    @property
-    def ring(self) -> RolloutRing:
-        """The ring that rollouts come from; another process can watch it through ``ring.handle``."""
-        return self._ring
 
     @property
     def restarted(self) -> int:
@@ -195,7 +191,7 @@ class UnrollCollector(RolloutCollector):
 
         After the end they are those of the end: a run writes its statistics then.
         """
-        return self._ring.counters() if self._counted is None else self._counted
+        return self.ring.counters() if self._counted is None else self._counted
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
@@ -207,10 +203,10 @@ class UnrollCollector(RolloutCollector):
         Returns:
             The first seed that was not used, or with ``static_seed`` the same one.
         """
-        self._ring.seed(seed)
+        self.ring.seed(seed)
         return seed if static_seed else seed + self._envs
 
     def _end(self, timeout_s: float) -> None:
-        self._counted = self._ring.counters()
-        self._ring.close()
+        self._counted = self.ring.counters()
+        self.ring.close()
         self._workers.end(timeout_s)
