@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +12,13 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.modules import EGreedyModule
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, no_trainer, refuse_arguments
 from rlsync.workers.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.pacing import Pace
 
 
-class KeepPace(TrainerHookBase):
+class KeepPace(RegistersItself):
     """Lets a trainer do as many optimizer steps as its frames allow; logs ``pace/ratio``, ``pace/updates``.
     With ``refills`` a resumed run, whose checkpoint has no frames, first collects those of the prefill.
     """
@@ -28,16 +29,12 @@ class KeepPace(TrainerHookBase):
         self.updates = 0
         self._trainer: Trainer | None = None
 
-    def __call__(self, *_: object) -> None:
-        trainer = self._present()
-        trainer.optim_steps_per_batch = self.pace.due(trainer.collected_frames, self.updates)
-
     def register(self, trainer: Trainer, name: str = "keep_pace") -> None:
         """Pace this trainer; its own ``optim_steps_per_batch`` has no effect any more."""
         self._trainer = trainer
-        trainer.register_op("pre_optim_steps", self)
+        trainer.register_op("pre_optim_steps", partial(self._plan, trainer))
         trainer.register_op("post_optim", self._updated)
-        trainer.register_op("post_steps_log", self._report)
+        trainer.register_op("post_steps_log", partial(self._report, trainer))
         trainer.register_module(name, self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -63,17 +60,15 @@ class KeepPace(TrainerHookBase):
             frames, updates = int(state_dict["from_frames"]), int(state_dict["from_updates"])
         self.pace = replace(self.pace, from_frames=frames, from_updates=updates)
 
+    def _plan(self, trainer: Trainer, *_: object) -> None:
+        trainer.optim_steps_per_batch = self.pace.due(trainer.collected_frames, self.updates)
+
     def _updated(self) -> None:
         self.updates += 1
 
-    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
-        ratio = self.pace.measured(self._present().collected_frames, self.updates)
+    def _report(self, trainer: Trainer, batch: TensorDictBase | None = None) -> dict[str, float]:
+        ratio = self.pace.measured(trainer.collected_frames, self.updates)
         return {"pace/updates": self.updates} | ({"pace/ratio": ratio} if ratio == ratio else {})
-
-    def _present(self) -> Trainer:
-        if self._trainer is None:
-            raise no_trainer(self)
-        return self._trainer
 
 
 class EpisodeReturns(TrainerHookBase):
@@ -105,8 +100,7 @@ class EpisodeReturns(TrainerHookBase):
         return {"return": self.mean, "episodes": self.finished} if self.newest else None
 
     def stop(self, why: str) -> None:
-        if self._trainer is None:
-            raise no_trainer(self)
+        assert self._trainer is not None
         self.reached = True
         self._trainer.request_stop(why)
 

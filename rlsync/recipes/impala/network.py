@@ -14,7 +14,7 @@ from rlsync.core.plan import POLICY
 from rlsync.recipes.impala.heads import PolicyHead
 from rlsync.recipes.impala.layers import EpisodicLSTM, linear, make_torso, split_pass
 from rlsync.workers import frames as keys
-from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.player import Acted, Player, Record, State
 
 _HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
@@ -307,7 +307,8 @@ class ImpalaPlayer(Player):
             records.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
         shape = network.observation_shape
         dtype = torch.uint8 if len(shape) == 3 else torch.float32  # pixels, or vectors
-        super().__init__({POLICY: network}, actions_of(head), shape, dtype, records)
+        actions = BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)
+        super().__init__({POLICY: network}, actions, shape, dtype, records)
         self.network = network
         self._deterministic = deterministic
 
@@ -336,7 +337,3 @@ class ImpalaPlayer(Player):
         }
         after = {keys.RECURRENT_STATE: seen.state, keys.LAST_ACTION: action}
         return Acted(action, records, {name: after[name] for name in state})
-
-
-def actions_of(head: PolicyHead) -> ActionSpec:
-    return BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)
