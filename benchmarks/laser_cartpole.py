@@ -36,7 +36,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
-from rlsync.recipes.impala.settings import UnrollReplayConfig
+from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
 
@@ -157,13 +157,13 @@ class Learner:
         torch.manual_seed(run.seed)
         self.net = ImpalaNet((4,), Categorical(2))
         laser = run.algorithm == "laser"
-        self.loss = ImpalaLoss(
-            self.net,
+        config = ImpalaConfig(
             gamma=GAMMA,
             entropy_coeff=run.entropy,
             baseline_coeff=BASELINE,
-            **(run.replay.loss_options() if laser else {}),
+            replay=run.replay if laser else UnrollReplayConfig(),
         )
+        self.loss = ImpalaLoss(self.net, **vars(config.loss_settings()))
         self.mix: ReplayMix | None = None
         if laser:
             if replay is None:

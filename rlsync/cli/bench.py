@@ -70,8 +70,6 @@ exit status: 0 measured, 1 something failed, 2 wrong arguments
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures for one model, as medians."""
-
     model: str
     tensors: int
     payload_bytes: int

@@ -68,7 +68,6 @@ def start_errors(job: Job) -> list[RlsyncError]:
 
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
-    """The errors; or that there are none, and for each config where its settings come from."""
     if not errors:
         configs = "this config" if len(told) == 1 else f"these {len(told)} configs"
         lines = [f"{word} {text}" for facts in told for word, text in facts.items()]

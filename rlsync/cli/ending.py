@@ -49,7 +49,6 @@ class Ending:
         ending._written(None)
 
     def watch(self, trainer: Trainer, sync: SyncWeights) -> None:
-        """Take frames and version from these."""
         self._trainer, self._sync = trainer, sync
 
     def reached(self, how: str, status: int) -> int:
@@ -100,11 +99,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 
 #: In the pipe of signal numbers: there come no more.
 _END = 0
-
-
-def status_after(number: int) -> int:
-    """The exit status of a program that a signal has ended."""
-    return 128 + number
 
 
 class Interrupts:
@@ -161,12 +155,11 @@ class Interrupts:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def how(self) -> str:
-        """What a first signal makes of a run's end."""
         return "interrupted" if self.signal == signal.SIGINT else "terminated"
 
     def exit_status(self) -> int:
-        """0, or that of the first signal."""
-        return 0 if self.signal is None else status_after(self.signal)
+        """0, or what shells say of a program that the first signal has ended."""
+        return 0 if self.signal is None else 128 + self.signal
 
     def attach(self, stop: Callable[[str], object]) -> None:
         """After this call, the first signal asks for this stop, at the end of the current iteration."""
@@ -188,7 +181,7 @@ class Interrupts:
         if self.signal is not None and (first or number == signal.SIGHUP):  # the parent came before the first
             return
         if self.signal is not None:
-            kill_everything(status_after(number))
+            kill_everything(128 + number)
         self.signal = number
         # A second SIGHUP is ignored.
         again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name

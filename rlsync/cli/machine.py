@@ -29,8 +29,6 @@ Grade = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
-
     verdict: Grade
     what: str
     found: str

@@ -32,8 +32,6 @@ LEAST_TOP = 4
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one run is drawn in all panels."""
-
     colour: str
     dashes: str
     alone: bool

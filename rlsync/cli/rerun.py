@@ -74,7 +74,6 @@ def main(arguments: list[str]) -> int:
 
 
 def jobs_again(chosen: list[tuple[Life, Config]], folder: Path, trusted: bool) -> list[Job]:
-    """The checked jobs of a rerun that writes to a folder."""
     prepare_process()
     found = [examined(config_of_rerun(recorded, life, folder), trusted=trusted) for life, recorded in chosen]
     refuse(error for _, errors in found for error in errors)

@@ -73,7 +73,6 @@ class RunFolder:
         return found
 
     def of_receipts(self, number: Callable[[Receipt], float]) -> Curve:
-        """One number of each publish."""
         rows = [(receipt.frames, number(receipt)) for receipt in self.receipts()]
         if not rows:
             raise NotRecorded(f"no publish in {RECEIPTS}")

@@ -82,8 +82,6 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What can be told of a run from outside."""
-
     state: str  # one of the four words above
     told: str  # for people, in lines
     version: int | None = None  # the newest published one; None if it cannot be known
@@ -106,7 +104,6 @@ class RunStatus:
 
 
 def main(arguments: list[str]) -> int:
-    """Print one line a worker, or how the run ended; or JSON."""
     parser = parser_of(
         "status",
         "Tell which version each worker of a running training acts with, and whether it lives. "

@@ -200,7 +200,6 @@ def shut_down(trainer: Trainer) -> Iterator[Trainer]:
 
 
 def leave_address(trainer: Trainer, run_dir: Path) -> None:
-    """Write the board's address to the run's folder, for ``rlsync status``."""
     endpoint = endpoint_of(trainer.collector)
     handle = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
     if isinstance(handle, PlannedHandle):

@@ -69,7 +69,6 @@ def claim(run: Path, trusted: bool) -> None:
 
 
 def is_mine(run: Path) -> bool:
-    """Whether this user started the run in a folder."""
     try:
         number, at = (run / STARTED).read_text(), run.stat()
         if at.st_uid != os.getuid() or not re.fullmatch("[0-9a-f]{32}", number):

@@ -34,8 +34,6 @@ _GUARD = 'put what a script does under if __name__ == "__main__":'
 
 @dataclass(frozen=True, slots=True)
 class NamedTrainer:
-    """What a word of the command line names."""
-
     word: str
     file: Path
     name: str
@@ -184,8 +182,6 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """There is no result, and why."""
-
     why: str
     cure: str
 

@@ -80,16 +80,8 @@ class Score:
 
     @property
     def rank(self) -> float:
-        """What versions are ranked by: the mean return less its standard error.
-
-        A version that was lucky in few or widely spread episodes does not replace one that is known to be
-        good. With one episode there is no standard error, and the return itself counts.
-
-        Example:
-            >>> steady = Score(16, 470.0, 4.0, 460.0, 480.0, 470.0)
-            >>> lucky = Score(16, 475.0, 60.0, 300.0, 500.0, 475.0)
-            >>> steady.rank > lucky.rank
-            True
+        """The mean return less its standard error, which one episode does not have: a version that was lucky
+        in few or widely spread episodes does not replace one that is known to be good.
         """
         if self.episodes < 2:
             return self.return_mean
@@ -103,12 +95,7 @@ class Score:
 
 
 def at_once(episodes: int) -> int:
-    """How many environments can share so many episodes equally; at most eight.
-
-    Example:
-        >>> at_once(20), at_once(3), at_once(11)
-        (5, 3, 1)
-    """
+    """How many environments can share so many episodes equally; at most eight."""
     return max(count for count in range(1, _AT_ONCE + 1) if episodes % count == 0)
 
 

@@ -137,15 +137,6 @@ def fields_as_keywords(
 ) -> Callable[[Callable[[T, N, S], None]], Callable[Concatenate[T, N, P], None]]:
     """Let callers of a constructor ``(self, first, settings)`` give the fields of ``settings`` by name, as
     keywords, so that their names and defaults are not written a second time.
-
-    Example:
-        >>> from rlsync.recipes.settings import EnvConfig
-        >>> class Made:
-        ...     @fields_as_keywords(EnvConfig)
-        ...     def __init__(self, who: str, settings: EnvConfig) -> None:
-        ...         self.settings = settings
-        >>> Made("me", num_envs=2).settings.num_envs
-        2
     """
 
     def decorate(construct: Callable[[T, N, S], None]) -> Callable[Concatenate[T, N, P], None]:
@@ -184,6 +175,5 @@ def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
 
 
 def refuse(errors: Iterable[RlsyncError]) -> None:
-    """Raise the first error, if there is one."""
     for error in errors:
         raise error

@@ -64,8 +64,6 @@ class _Plain(TensorDictModuleBase):
 
 
 class PlainModule(_Plain, TensorDictModule):
-    """A network from one key to others."""
-
     def act(self, tensordict: TensorDictBase) -> None:
         outputs = self.module(*map(tensordict.get, self.in_keys))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)

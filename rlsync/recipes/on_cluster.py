@@ -29,7 +29,7 @@ from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.cluster.session import Session
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs
-from rlsync.workers.player import Playable
+from rlsync.workers.player import Player
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill
 
@@ -77,9 +77,9 @@ class Cluster:
                 **places,
             )
 
-    def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> ClusterCollector:
+    def unrolls(self, player: Player, *, when_full: Any, **shared: Any) -> ClusterCollector:
         with self._connected() as places:
-            return ClusterCollector(network, self._run.config.env.spec(), **places, **shared)
+            return ClusterCollector(player, self._run.config.env.spec(), **places, **shared)
 
     def routes(self, collector: BaseCollector) -> dict[str, str]:
         """Whether the workers take random actions."""

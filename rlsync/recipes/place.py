@@ -25,7 +25,7 @@ from rlsync.recipes.spaces import Maker, make_env, making, naming_env
 from rlsync.torchrl_plugin.compat.collectors import SeededCollector, WaitingAsyncCollector
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.devices import CPU
-from rlsync.workers.player import Playable
+from rlsync.workers.player import Player
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import EXPONENT
 from rlsync.workers.repeated import RepeatedUnrolls
@@ -84,7 +84,7 @@ class Here:
                 weight_sync_schemes={"policy": scheme},
             )
 
-    def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
+    def unrolls(self, player: Player, *, when_full: Any, **shared: Any) -> RolloutCollector:
         """Start workers of unrolls; ``when_full`` is for here, ``shared`` are arguments of clusters, too."""
         env, lag = self._run.config.env, self._settings.lag
         computed = None if lag is None else FixedLag(lag, self.workers, shared["rollouts_per_batch"])
@@ -92,7 +92,7 @@ class Here:
         make = UnrollCollector if life is None else partial(RepeatedUnrolls, life=life, lag=lag or 0)
         with naming_env(env):
             return make(
-                network,
+                player,
                 env.spec(),
                 num_workers=self.workers,
                 policy_device=self._run.worker_devices,

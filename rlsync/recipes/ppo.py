@@ -48,7 +48,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
             lmbda=recipe.gae_lambda,
             weight_update_map=run.place.update_map,  # SyncWeights replaces what it makes
         )
-        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, pure_update(loss, optimizer)).register(trainer)
         # The advantages are computed before the replay buffer is filled.
         ToLearner(run.device).register(trainer)
         parts.register_with_evaluations(trainer, run, loss.actor_network)
@@ -56,7 +56,6 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
 
 
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
-    """The loss of an actor and a critic that share no layer, on a device."""
     policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
     actor = PlainActor(
         PlainModule(policy_net, in_keys=["observation"], out_keys=["logits"]),

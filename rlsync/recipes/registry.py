@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlsync.core import extensions
 from rlsync.core.errors import ConfigError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imports torch: not needed to list names
     from rlsync.evaluation.checkpoint import CheckpointPlayer
     from rlsync.recipes.run import Run
     from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
-    from rlsync.workers.player import Player
+    from rlsync.workers.player import Playable
     from rlsync.workers.replay.shared import SharedReplayHandle
 
 #: rlsync's own recipes, written as an entry point is.
@@ -33,13 +33,6 @@ SHIPPED: Mapping[str, str] = {
     "dreamer_v1": "rlsync.recipes.dreamer.v1:RECIPE",
     "dreamer_v3": "rlsync.recipes.dreamer.v3:RECIPE",
 }
-
-
-class MakesPlayer(Protocol):
-    """A network that makes its own player."""
-
-    def player(self, *, deterministic: bool) -> Player:
-        """What acts with this network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,7 @@ class Recipe:
     #: The network that acts with the weights of a checkpoint, new, for ``rlsync eval``: a TorchRL policy that
     #: reads ``observation`` and writes ``action``, or a network that makes its own player. TorchRL's Trainer
     #: saves the policy of the loss module's ``actor_network``, else of its ``value_network``.
-    acting: Callable[[Run[Any]], TensorDictModuleBase | MakesPlayer]
+    acting: Callable[[Run[Any]], TensorDictModuleBase | Playable]
 
     def build(
         self,

@@ -52,7 +52,6 @@ def video_file(frames: int) -> str:
 
 
 def agent_folder(run: str | Path, number: int) -> Path:
-    """Where an agent of a population runs."""
     return Path(run, AGENTS, str(number))
 
 
@@ -182,7 +181,6 @@ class RunStatistics:
 
 
 def statistics_in(run: Path) -> RunStatistics | None:
-    """What the run in this folder last wrote of itself; None if it has written nothing yet."""
     return record_in(run / STATISTICS, RunStatistics, "the statistics")
 
 

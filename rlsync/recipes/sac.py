@@ -45,13 +45,12 @@ def build(run: parts.Run[SACConfig]) -> Trainer:
     target = pure.SoftTargets(loss, tau=recipe.tau)
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
         trainer = make_trainer(run, collector, loss, target, optimizer, squared_errors=False)
-        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, pure_update(loss, optimizer)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
 
 
 def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CPU) -> SACLoss:
-    """The loss of an actor, two critics and a temperature, on a device."""
     low, high = spaces.bounds()
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
     # The deviation is TorchRL's softplus + 0.01; the paper's code has an exponential between 2e-9 and 7.4. An

@@ -59,7 +59,7 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
         target = pure.SoftTargets(loss, tau=recipe.tau)
         stepper = make_stepper(recipe, loss, target)
         trainer = make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
-        pure.PureStepper.of(run, lambda: pure_update(loss, stepper)).register(trainer)
+        pure.PureStepper.of(run, pure_update(loss, stepper)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
     return trainer
 
@@ -115,7 +115,6 @@ def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
 
 
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CPU) -> TD3Loss:
-    """The loss of an actor and two critics, on a device."""
     net = relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
     actor = PlainSequential(
         PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),

@@ -34,7 +34,6 @@ from rlsync.recipes.settings import CHECKPOINT_REST_S, IN_PROCESS, Config
 from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.torchrl_plugin.compat.trainers import CsvFiles, forget_logged
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
-from rlsync.workers.rollout_collector import RolloutCollector
 
 #: The name of LogReceipts in checkpoints. TorchRL refuses a checkpoint that lacks a registered name.
 _RECEIPTS_KEY = "sync_metrics"
@@ -117,7 +116,6 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         verify=verify,
         num_workers=1 if kind == IN_PROCESS else collector.num_workers,
         turns=kind in ("sync", IN_PROCESS),
-        counters=collector.counters if isinstance(collector, RolloutCollector) else None,
         more_frames=more_frames(run.config),
     ).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)

@@ -43,7 +43,8 @@ class UnrollCollector(RolloutCollector):
 
     Args:
         network: what acts in the workers: a network that knows its player, such as ``ImpalaNet``, or a
-            :class:`~rlsync.workers.player.Player`. Workers act with copies; its weights are version 1.
+            :class:`~rlsync.workers.player.Player`, such as ``net.player(store_params=True)``. Workers act
+            with copies; its weights are version 1.
         env: which environments; see :mod:`rlsync.workers.envs.specs`.
         steps: T, of one unroll.
         envs_per_worker: environments that one worker steps.
@@ -55,9 +56,6 @@ class UnrollCollector(RolloutCollector):
             full, workers wait. More slots even out the load, and make frames older.
         when_full: what happens in place of that; see :class:`~rlsync.transport.ring.reader.RolloutRing`.
         total_frames: iteration ends after so many; -1 never ends.
-        store_params: for a network: store ``behaviour_params``, which a trust region reads.
-        store_value: for a network: store the value that the worker's copy gave, as
-            ``("collector", "value")``.
         dtype: in which workers hold and receive the weights, for example ``torch.bfloat16``; ``None`` for the
             player's own. Declare it in the sync map: ``Source("loss_module.actor_network", dtype=...)``.
         adopt: ``"alias"`` points the workers' parameters at the board; ``"copy"`` copies each version out of
@@ -109,8 +107,6 @@ class UnrollCollector(RolloutCollector):
         slots: int | None = None,
         when_full: WhenFull = "block",
         total_frames: int = -1,
-        store_params: bool = False,
-        store_value: bool = False,
         dtype: torch.dtype | None = None,
         adopt: Adopt = "alias",
         policy_device: str | torch.device | Sequence[str | torch.device] = "cpu",
@@ -123,7 +119,7 @@ class UnrollCollector(RolloutCollector):
         versions_file: str | Path | None = None,
     ) -> None:
         settings = CollectSettings(
-            player=player_of(network, store_params=store_params, store_value=store_value),
+            player=player_of(network),
             env=env,
             shape=RolloutShape(steps, envs_per_worker),
             slots=num_workers + 2 * rollouts_per_batch if slots is None else slots,
@@ -153,7 +149,8 @@ class UnrollCollector(RolloutCollector):
         )
         player = settings.player
         self._envs = num_workers * envs_per_worker
-        self._ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
+        #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
+        self.ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
         logs = StartLogs(num_workers, start_timeout_s)
         self._workers = self._started(seed, logs)
@@ -170,21 +167,16 @@ class UnrollCollector(RolloutCollector):
         return BoardWriter()
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
-        return start_workers(self.worker_settings, self._ring, self.board.handle, seed, logs)
+        return start_workers(self.worker_settings, self.ring, self.board.handle, seed, logs)
 
     def _source(self) -> Rollouts:
         """Where the learner takes rollouts from."""
-        return self._ring
+        return self.ring
 
     @property
     def procs(self) -> list[BaseProcess]:
         """The worker processes that run now."""
         return self._workers.procs
-
-    @property
-    def ring(self) -> RolloutRing:
-        """The ring that rollouts come from; another process can watch it through ``ring.handle``."""
-        return self._ring
 
     @property
     def restarted(self) -> int:
@@ -199,7 +191,7 @@ class UnrollCollector(RolloutCollector):
 
         After the end they are those of the end: a run writes its statistics then.
         """
-        return self._ring.counters() if self._counted is None else self._counted
+        return self.ring.counters() if self._counted is None else self._counted
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
@@ -211,10 +203,10 @@ class UnrollCollector(RolloutCollector):
         Returns:
             The first seed that was not used, or with ``static_seed`` the same one.
         """
-        self._ring.seed(seed)
+        self.ring.seed(seed)
         return seed if static_seed else seed + self._envs
 
     def _end(self, timeout_s: float) -> None:
-        self._counted = self._ring.counters()
-        self._ring.close()
+        self._counted = self.ring.counters()
+        self.ring.close()
         self._workers.end(timeout_s)

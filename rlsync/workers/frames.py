@@ -204,8 +204,7 @@ def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Seq
             near = nearest_name(key, sorted(map(str, batch.keys())))
             hint = f"rename {near!r}" if near and near not in KEYS else f"write {key!r}"
             raise bad_batch(f"the batch has no {key!r}", batch, hint)
-    has_params = not isinstance(network, Player) and BEHAVIOUR_PARAMS in batch
-    for key, shape, dtype in _expected(batch, player_of(network, store_params=has_params)):
+    for key, shape, dtype in _expected(batch, player_of(network)):
         tensor = batch.get(key, None)
         if tensor is None:
             continue

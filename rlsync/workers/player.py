@@ -6,7 +6,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +15,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.sync.acts import Call, mid_episode
 from rlsync.tensors.target import materialise
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.actions import ActionSpec, BoxActions, same_form
+from rlsync.workers.envs.actions import ActionSpec
 from rlsync.workers.envs.vectors import Envs
 
 _ROWS = 4  #: environments of a call that looks whether a player's parameters act
@@ -75,7 +74,8 @@ class Player(ABC):
       the same actions.
     - **Calls** come from one thread, under ``torch.inference_mode()``.
 
-    A player whose properties never change may inherit from :class:`FixedPlayer`, which takes them at once.
+    What a player acts with, and what it stores, is given to this constructor, or stands in the subclass, as
+    attributes or as properties.
 
     Example:
         >>> from rlsync.workers.envs.actions import DiscreteActions
@@ -88,33 +88,25 @@ class Player(ABC):
         torch.Size([5])
     """
 
-    @property
-    @abstractmethod
-    def modules(self) -> Mapping[str, nn.Module]:
-        """The modules that act, by destination.
+    #: The modules that act, by destination. Empty for a player without weights: nothing is published, and its
+    #: frames carry version 0.
+    modules: Mapping[str, nn.Module]
+    actions: ActionSpec  #: what actions it chooses; bounds are not looked at
+    observation_shape: tuple[int, ...]  #: of one observation
+    observation_dtype: torch.dtype  #: in which observations are stored, and passed to :meth:`act`
+    #: What is stored besides observations, actions, rewards, ends and versions.
+    records: Sequence[Record] = ()
 
-        Empty for a player without weights: nothing is published, and its frames carry version 0.
-        """
-
-    @property
-    @abstractmethod
-    def actions(self) -> ActionSpec:
-        """What actions it chooses; bounds are not looked at."""
-
-    @property
-    @abstractmethod
-    def observation_shape(self) -> tuple[int, ...]:
-        """The shape of one observation."""
-
-    @property
-    @abstractmethod
-    def observation_dtype(self) -> torch.dtype:
-        """The dtype in which observations are stored, and passed to :meth:`act`."""
-
-    @property
-    def records(self) -> Sequence[Record]:
-        """What is stored besides observations, actions, rewards, ends and versions."""
-        return ()
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        actions: ActionSpec,
+        observation_shape: Sequence[int],
+        observation_dtype: torch.dtype = torch.float32,
+        records: Sequence[Record] = (),
+    ) -> None:
+        self.modules, self.actions, self.records = dict(modules), actions, tuple(records)
+        self.observation_shape, self.observation_dtype = tuple(observation_shape), observation_dtype
 
     @abstractmethod
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
@@ -142,49 +134,16 @@ class Player(ABC):
         """
 
 
-class FixedPlayer(Player):
-    """A player that says once, to this constructor, what it acts with and what it stores.
-
-    Args:
-        modules, actions, observation_shape, observation_dtype, records: the properties of :class:`Player`.
-    """
-
-    # In place of the abstract properties; the constructor sets them.
-    modules: Mapping[str, nn.Module] = MappingProxyType({})
-    actions: ActionSpec = BoxActions(0)
-    observation_shape: tuple[int, ...] = ()
-    observation_dtype: torch.dtype = torch.float32
-    records: Sequence[Record] = ()
-
-    def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        actions: ActionSpec,
-        observation_shape: Sequence[int],
-        observation_dtype: torch.dtype = torch.float32,
-        records: Sequence[Record] = (),
-    ) -> None:
-        self.modules, self.actions, self.records = dict(modules), actions, tuple(records)
-        self.observation_shape, self.observation_dtype = tuple(observation_shape), observation_dtype
-
-
 @runtime_checkable
 class Playable(Protocol):
     """A network that knows its player, such as ``rlsync.recipes.impala.ImpalaNet``."""
 
-    def player(self, *, store_params: bool = False, store_value: bool = False) -> Player:
-        """A player that acts with this network; on demand it records the policy's outputs, and the value."""
+    def player(self, *, deterministic: bool = False) -> Player:
+        """A player that acts with this network."""
 
 
-def player_of(acting: Player | Playable, *, store_params: bool = False, store_value: bool = False) -> Player:
-    """The player itself, or the one of a network. A player with one of the options is refused."""
-    if not isinstance(acting, Player):
-        return acting.player(store_params=store_params, store_value=store_value)
-    if store_params or store_value:
-        what = "a player says itself what it records"
-        cure = "leave them out, and make the player so that it records this"
-        raise ConfigError(what, f"store_params={store_params}, store_value={store_value}", cure)
-    return acting
+def player_of(acting: Player | Playable) -> Player:
+    return acting if isinstance(acting, Player) else acting.player()
 
 
 def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
@@ -238,7 +197,7 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
     if takes != gives:
         what = f"the player takes observations {takes}, the environment gives {gives}"
         raise ConfigError(what, where, "build the network with the observation shape of the environment")
-    if not same_form(player.actions, envs.actions):
+    if player.actions != envs.actions:
         what = f"the player chooses from {player.actions}, the environment takes {envs.actions}"
         raise ConfigError(what, where, "build the network with the actions of the environment")
 

@@ -81,7 +81,7 @@ class RepeatedUnrolls(UnrollCollector):
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         # A worker that waits for its version is not silent.
         settings = replace(self.worker_settings, silent_timeout_s=float("inf"))
-        job = WorkerJob(settings, self._ring.handle, self.board.handle, seed, tuple(logs.each))  # type: ignore[arg-type]
+        job = WorkerJob(settings, self.ring.handle, self.board.handle, seed, tuple(logs.each))  # type: ignore[arg-type]
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
         def start(worker: int, again: int) -> BaseProcess:
@@ -90,7 +90,7 @@ class RepeatedUnrolls(UnrollCollector):
             if isinstance(self._life, FixedLag):
                 life = again
                 if again:
-                    number = self._ring.writer(worker).written
+                    number = self.ring.writer(worker).written
                     self._planned.go_back(worker, number)
                     told = "from rollout %d of worker %d on, this run is not the same as others of its seed"
                     logging.getLogger(__name__).warning(told, number, worker)
@@ -100,12 +100,12 @@ class RepeatedUnrolls(UnrollCollector):
             lives[worker] = life
             return start_worker(job, worker, life or 0)
 
-        workers = Supervisor(start, len(settings.devices), self._ring, settings.restarts, float("inf"))
+        workers = Supervisor(start, len(settings.devices), self.ring, settings.restarts, float("inf"))
         self._planned.look = workers.look
         return workers
 
     def _source(self) -> Rollouts:
-        return InOrder(self._ring, self._life.rollouts)
+        return InOrder(self.ring, self._life.rollouts)
 
     def _next_batch(self) -> Any:
         self._planned.turn()

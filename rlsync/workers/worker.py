@@ -53,13 +53,10 @@ class CollectSettings:
     restarts: Restarts  # of one worker
     start_method: str  # of multiprocessing
     silent_timeout_s: float  # without a sign of life
-    prove: bool = True  # whether each worker finds out, before its first frame, if its parameters act
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What a worker process is given."""
-
     settings: CollectSettings
     ring: RingHandle  # where rollouts go
     board: BoardHandle  # where weights come from
@@ -152,7 +149,7 @@ def adopting(
 def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     settings = job.settings
     device = settings.devices[worker]
-    adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=settings.prove)
+    adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
     offset = worker * settings.shape.num_envs
     seed = writer.new_seed()
     offset += life * _SEEDS_APART
@@ -166,13 +163,12 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
         return envs
 
     with job.logs[worker].making():
-        roller = make_roller(seat, make_envs, settings.shape, overlap=settings.overlap)
+        roller = Roller(seat, make_envs, settings.shape, overlap=settings.overlap)
         roller.reset(first)
-    if settings.prove:
-        acts = nn.ModuleList(settings.player.modules.values())
-        adopter.answers.shadow = lambda: Shadow(
-            acts, settings.player.modules, roller.act_once_more, roller.before_acts
-        )
+    acts = nn.ModuleList(settings.player.modules.values())
+    adopter.answers.shadow = lambda: Shadow(
+        acts, settings.player.modules, roller.act_once_more, roller.before_acts
+    )
     writer.announce_ready()
     try:
         while (views := writer.take()) is not None and writer.slot is not None:
@@ -308,12 +304,18 @@ class Group:
 
 
 class Roller:
-    """Makes rollouts of T steps. Of two groups of environments one steps while the other is acted in."""
+    """Makes rollouts of T steps in the environments of a worker, which ``make_envs(n)`` makes as one vector.
+    With ``overlap`` there are two groups: one steps while the other is acted in.
+    """
 
-    def __init__(self, groups: Sequence[Group], player: Player, steps: int) -> None:
-        self._groups = groups
-        self._player = player
-        self._steps = steps
+    def __init__(
+        self, seat: Seat, make_envs: Callable[[int], Envs], shape: RolloutShape, *, overlap: bool
+    ) -> None:
+        count = shape.num_envs
+        sizes = [count // 2, count - count // 2] if overlap else [count]
+        self._groups = [Group(make_envs(n), seat, sum(sizes[:number])) for number, n in enumerate(sizes)]
+        self._player = seat.player
+        self._steps = shape.steps
         self._rows: dict[int, list[Rows]] = {}  # of each group, by the number of the slot
         self._step = 0
         self._before_act: Callable[[], None] | None = None
@@ -370,13 +372,3 @@ class Roller:
     def close(self) -> None:
         for group in self._groups:
             group.envs.close()
-
-
-def make_roller(
-    seat: Seat, make_envs: Callable[[int], Envs], shape: RolloutShape, *, overlap: bool
-) -> Roller:
-    """One worker's environments, in two groups with ``overlap``. ``make_envs(n)`` makes n as one vector."""
-    count = shape.num_envs
-    sizes = [count // 2, count - count // 2] if overlap else [count]
-    groups = [Group(make_envs(size), seat, sum(sizes[:number])) for number, size in enumerate(sizes)]
-    return Roller(groups, seat.player, shape.steps)

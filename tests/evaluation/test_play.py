@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlsync.evaluation.play import play
+from rlsync.evaluation.play import Score, at_once, play
 from rlsync.recipes import parts
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
 from rlsync.recipes.settings import EnvConfig
@@ -24,6 +24,17 @@ def test_every_environment_plays_its_share_and_each_step_is_yielded() -> None:
     assert steps[0] == [], "the reset"
     assert steps[-1] != [], "not a step more than needed"
     assert sum(lengths) <= 3 * (len(steps) - 1)
+
+
+def test_environments_share_episodes_equally_and_are_eight_at_most() -> None:
+    assert [at_once(episodes) for episodes in (20, 3, 11, 64)] == [5, 3, 1, 8]
+
+
+def test_a_steady_version_ranks_above_a_lucky_one() -> None:
+    steady = Score(16, 470.0, 4.0, 460.0, 480.0, 470.0)
+    lucky = Score(16, 475.0, 60.0, 300.0, 500.0, 475.0)
+    assert steady.rank > lucky.rank
+    assert Score(1, 475.0, 0.0, 475.0, 475.0, 475.0).rank == 475.0
 
 
 class Recorder(Player):

@@ -22,7 +22,7 @@ from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.settings import Config
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.envs.vectors import Envs
-from rlsync.workers.player import FixedPlayer, without_memory
+from rlsync.workers.player import without_memory
 from tests.tools.parts.configs import configs_of
 
 _DREAMER = ("recipe.cells=8", "recipe.belief=8")
@@ -301,7 +301,6 @@ def test_a_player_of_several_modules_moves_as_one() -> None:
     made = acting("ppo")
     player = without_memory(made.player)
     other = nn.Linear(2, 2)
-    assert isinstance(player, FixedPlayer)
     player.modules = {**player.modules, "other": other}
     policy = Policy(
         CheckpointPlayer(made.weights, player, GymnasiumEnvs("CartPole-v1")), Trained(1, 0, 0), player.actions

@@ -26,7 +26,6 @@ from rlsync.evaluation.play import Episode, play
 from rlsync.recipes.checks import check
 from rlsync.recipes.hooks.steering import UnrollReturns
 from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
-from rlsync.recipes.impala.recipe import env_spec
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.replay.settings import ActorCriticConfig, PaceConfig
 from rlsync.recipes.run_files import RESOLVED
@@ -191,7 +190,7 @@ def test_an_option_of_ale_py_that_would_report_something_else_than_games_is_refu
         AtariEnvs("breakout", options={option: True})
     config = Config(env=AtariConfig("ALE/Breakout-v5", kwargs={option: True}), recipe=ImpalaConfig())
     with pytest.raises(ConfigError, match=option):
-        env_spec(config.env)
+        config.env.spec()
 
 
 # ---------------------------------------------------------------------------------- which settings

@@ -29,7 +29,6 @@ from rlsync.recipes.impala import (
     concatenate,
     vtrace,
 )
-from rlsync.recipes.impala.loss import Steps, loss_terms
 from rlsync.recipes.impala.recipe import make_loss
 from rlsync.recipes.impala.settings import ImpalaConfig, LossSettings, UnrollReplayConfig
 from tests.tools.parts import make_collector
@@ -640,13 +639,13 @@ def test_an_implied_policy_of_gaussians_is_refused_before_the_run() -> None:
     ImpalaLoss(make_net(HEADS["gaussian"]), trust_region=TrustRegion(0.3))
 
 
-@pytest.mark.parametrize("settings", [{"trust_region": TrustRegion(0.5)}, {"entropy_on": "online"}], ids=str)
-def test_an_option_whose_data_is_missing_is_refused_and_not_skipped(settings: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [("behaviour_params", {"trust_region": TrustRegion(0.5)}), ("replayed", {"entropy_on": "online"})],
+)
+def test_an_option_whose_data_is_missing_is_refused_and_not_skipped(key: str, settings: Any) -> None:
     net = make_net()
-    batch = make_batch(net)
-    out = net(batch["observation"], batch["is_init"], net.initial_state(ENVS))
-    names = ("action", "reward", "terminated", "truncated", "behaviour_log_prob")
-    steps = Steps(**{name: batch[name] for name in names})
-    loss_terms(out, steps, net.head, LossSettings())
-    with pytest.raises(ConfigError, match="needs"):
-        loss_terms(out, steps, net.head, LossSettings(**settings))
+    batch = make_batch(net).exclude(key)
+    ImpalaLoss(net)(batch)
+    with pytest.raises(ConfigError, match=f"has no '{key}'"):
+        ImpalaLoss(net, **settings)(batch)

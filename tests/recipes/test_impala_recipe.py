@@ -25,7 +25,7 @@ from rlsync.recipes.checks import errors
 from rlsync.recipes.evaluating import APART
 from rlsync.recipes.hooks.measuring import Load, StalenessHistogram, StatisticsHook
 from rlsync.recipes.hooks.steering import MixReplayed, UnrollReturns
-from rlsync.recipes.impala.recipe import RECIPE, env_spec, make_network, probe
+from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
 from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
@@ -233,7 +233,7 @@ def test_the_last_version_is_evaluated_greedily_and_not_in_the_episodes_of_a_wor
     assert found.version == part(trainer, SyncWeights).version, "it is not due for a billion frames"
     greedy, envs = (
         trainer.collector.player.network.player(deterministic=True),
-        make_venv(env_spec(config.env), 2),
+        make_venv(config.env.spec(), 2),
     )
     played = [episode for ended in play(greedy, envs, 2, config.seed + APART) for episode in ended]
     envs.close()
@@ -338,5 +338,5 @@ def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_update_dtype_is_that_of_the_torso(dtype: str) -> None:
-    network = make_network(ImpalaConfig(update_dtype=dtype), EnvConfig("CartPole-v1"))
+    network = make_network(ImpalaConfig(update_dtype=dtype), probe(EnvConfig("CartPole-v1")))
     assert network.in_bfloat16 == (dtype == "bfloat16")

@@ -162,7 +162,8 @@ def test_a_time_limit_of_gymnasium_is_a_truncation_whose_last_observation_is_kep
 def test_continuous_actions_reach_the_environment_within_its_bounds() -> None:
     space = Box(-0.25, 0.5, (2,), np.float32)
     envs = make_venv(GymnasiumEnvs(LADDER, {"space": space}), 1, seed=0)
-    assert envs.actions == BoxActions(2, (-0.25, -0.25), (0.5, 0.5))
+    assert envs.actions == BoxActions(2)
+    assert (envs.actions.low, envs.actions.high) == ((-0.25, -0.25), (0.5, 0.5))
     action = torch.tensor([[3.0, -7.0]])
     envs.send(action)
     assert envs.recv().observation[0, 3] == 0.25

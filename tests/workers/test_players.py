@@ -416,11 +416,6 @@ def test_a_record_cannot_have_the_name_of_another_array() -> None:
         RolloutShape(3, 2).layout(Taken())
 
 
-def test_only_a_network_is_told_what_to_record() -> None:
-    with pytest.raises(ConfigError, match="says itself what it records"):
-        player_of(make_q(), store_value=True)
-
-
 @pytest.mark.parametrize("bounds", [((), ()), ((-math.inf,), (math.inf,)), ((0.0,), (0.0,))])
 def test_nothing_is_drawn_uniformly_from_a_box_without_bounds(bounds: Sequence[Any]) -> None:
     with pytest.raises(ConfigError, match="nothing can be drawn uniformly"):

@@ -24,7 +24,7 @@ from rlsync.workers.frames import RolloutShape, batch_of
 from rlsync.workers.player import Player, Seat, materialised, without_memory
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill, transitions
-from rlsync.workers.worker import make_roller
+from rlsync.workers.worker import Roller
 
 STEPS, ENVS = 40, 2
 SHORT = GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 9})  # so that some episodes are truncated
@@ -48,9 +48,7 @@ def unrolled(player: Player, seed: int = 0, rollouts: int = 1) -> list[TensorDic
     layout = shape.layout(player)
     image = torch.zeros(layout.image_bytes, dtype=torch.uint8)
     views = dict(zip([entry.leaf.name for entry in layout.entries], layout.views(image), strict=True))
-    roller = make_roller(
-        Seat.taken(player, seed), lambda count: make_venv(SHORT, count), shape, overlap=False
-    )
+    roller = Roller(Seat.taken(player, seed), lambda count: make_venv(SHORT, count), shape, overlap=False)
     roller.reset(seed)
     made = []
     for version in range(1, rollouts + 1):

@@ -192,12 +192,12 @@ def test_time_limits_of_gymnasium_keep_their_last_observations() -> None:
 def test_every_batch_is_as_the_contract_says(env: EnvSpec, head: Any, options: dict[str, Any]) -> None:
     shape = (3,) if env is PENDULUM else (4,)
     network = ImpalaNet(shape, head, hidden=(8,), lstm=5, last_action=True, last_reward=True)
-    wide = {"store_params": True, "store_value": True, **options}
+    wide = network.player(store_params=True, store_value=True)
     rollouts = options.get("rollouts_per_batch", 1)
-    with collecting(network, env, **wide) as collector:
+    with collecting(wide, env, **options) as collector:
         finals = 0
         for batch in itertools.islice(collector, 8):
-            check_batch(batch, network, ["behaviour_params", "policy_version"])
+            check_batch(batch, wide, ["policy_version"])
             assert batch["observation"].shape == (7, 4 * rollouts, *shape)
             assert batch["collector", "mask"].sum() == collector.frames_per_batch == 24 * rollouts
             log_prob, value = recomputed(network, batch)

@@ -24,8 +24,6 @@ _SWEEP = "hydra.mode=MULTIRUN"
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What the arguments of ``rlsync train`` say."""
-
     overrides: tuple[str, ...]  # all of them, as Hydra is to read them
     # a job each; a sweeper that chooses values as it goes has one, without those values
     jobs: tuple[tuple[str, ...], ...]

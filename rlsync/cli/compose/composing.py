@@ -41,8 +41,6 @@ Choices = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What a job's overrides make."""
-
     config: Config  # typed; its values are not checked against their bounds
     choices: Choices
     added: tuple[str, ...]  # what rlsync adds to the user's overrides, so that Hydra composes the same

@@ -182,7 +182,6 @@ def initialised(config_path: str | None = None) -> Iterator[None]:
 
 
 def group_names() -> list[str]:
-    """Every config group."""
     return sorted(folder.name for folder in config_dir().iterdir() if folder.is_dir())
 
 

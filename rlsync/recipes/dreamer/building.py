@@ -111,7 +111,8 @@ class OpenLoop:
     run: Path | None  # gets the sequence
 
     def __post_init__(self) -> None:
-        self._decoder = decoder_of(self.world_model)
+        parts = [part for part in self.world_model.modules() if isinstance(part, TensorDictModuleBase)]
+        (self._decoder,) = [part for part in parts if list(part.out_keys) == [("next", "reco_pixels")]]
         self._next = self.config.every_frames
 
     def register(self, trainer: Trainer) -> None:
@@ -180,11 +181,3 @@ def _draw(run: Path, frames: int, real: Tensor, imagined: Tensor) -> None:
     both = torch.stack([real, imagined]).clamp(0, 1).mul(255).round().to(torch.uint8)
     shown = both.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # [2 x height, rows x width, channels]
     Image.fromarray(shown.numpy()).save(folder / f"frames_{frames:08d}.png")
-
-
-def decoder_of(world_model: nn.Module) -> TensorDictModuleBase:
-    """The module of a world model that says what it expects to see."""
-    for module in world_model.modules():
-        if isinstance(module, TensorDictModuleBase) and list(module.out_keys) == [("next", "reco_pixels")]:
-            return module
-    raise TypeError(f"{type(world_model).__name__} has no decoder")

@@ -130,21 +130,15 @@ class Sequences(OwnSampler):
             torn |= stored["is_init"].reshape(-1).cpu().numpy()[order][1:]
         self._order, self._run = order, np.concatenate([[0], np.cumsum(torn)])
 
-    def add(self, index: int | Tensor) -> None:
+    def clear(self, *_: object) -> None:
+        """Look at the rows anew before the next draw."""
         self._order = None
 
-    def extend(self, index: Tensor) -> None:
-        self._order = None
-
-    def clear(self) -> None:
-        self._order = None
+    add = extend = load_state_dict = clear
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: what is stored tells all."""
         return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._order = None
 
 
 class SequenceMemory(Memory):

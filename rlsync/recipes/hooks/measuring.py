@@ -7,8 +7,8 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from statistics import quantiles
@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector, MultiAsyncCollector
-from torchrl.trainers import Trainer, TrainerHookBase
+from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, VerifySync
 from rlsync.core.plan import Receipt
@@ -29,9 +29,8 @@ from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
 from rlsync.torchrl_plugin.hooks.logs import require_stamps
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.transport.contract import ReaderStatus
-from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.rollout_collector import RolloutCollector
 
 
@@ -54,8 +53,6 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who waited for whom."""
-
     learner_busy: float  # fraction of the time in which the learner was not waiting for frames
     workers_waited: float | None = None  # of the workers' time; None where the collector cannot tell
     more_frames: str | None = None  # the override with which workers make more frames
@@ -80,7 +77,7 @@ class Load:
 CHECKPOINT_KEY = "lag_histogram"
 
 
-class StalenessHistogram(TrainerHookBase):
+class StalenessHistogram(RegistersItself):
     """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file.
 
     After every batch it logs ``sync/staleness_versions``: the mean over the steps that the optimizer has used
@@ -91,14 +88,10 @@ class StalenessHistogram(TrainerHookBase):
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
         self.sync = sync
         self.counts: Counter[int] = Counter()  #: consumed steps by age, up to the last report
-        self.mean = float("nan")  #: of the newest batch that was learned from
         self._file = file
-        self._registered = False
         self._consumed: dict[int, list[Tensor]] = {}  # stamps since the last report, by the learner's version
 
-    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        if not self._registered:  # nobody would write the file
-            raise no_trainer(self)
+    def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         if (stamps := batch.get(STAMP, None)) is not None:
             # They are counted after the batch: one update's alone take as long as its gathers.
             self._consumed.setdefault(self.sync.version, []).append(stamps.flatten().clone())
@@ -106,32 +99,25 @@ class StalenessHistogram(TrainerHookBase):
 
     def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
         """The mean age of what was consumed since the last call; None if nothing was."""
-        ages = self._count()
-        if not ages:
-            return None
-        self.mean = sum(age * count for age, count in ages.items()) / ages.total()
-        return {"sync/staleness_versions": self.mean}
-
-    def _count(self) -> Counter[int]:
-        """Count what was consumed since the last call."""
         consumed, self._consumed = self._consumed, {}
         ages: Counter[int] = Counter()
         for newest, stamps in consumed.items():
             ages += counts_by_age(torch.cat(stamps), self.sync.ledger, newest)
+        if not ages:
+            return None
         self.counts.update(ages)
-        return ages
+        return {"sync/staleness_versions": sum(age * count for age, count in ages.items()) / ages.total()}
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
         require_stamps(self.sync, "StalenessHistogram")
-        self._registered = True
-        trainer.register_op("process_optim_batch", self)
+        trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_steps_log", self.report)
         trainer.register_op("shutdown", self.write)
         trainer.register_module(name, self)
 
     def write(self) -> None:
-        self._count()
+        self.report()
         if self._file is not None:
             with self._file.open("w", newline="") as file:
                 csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
@@ -150,7 +136,7 @@ _WRITE_EVERY_S = 1.0  #: seconds between two writes of the file
 
 
 @dataclass(eq=False)
-class StatisticsHook(TrainerHookBase, InSummary):
+class StatisticsHook(RegistersItself, InSummary):
     """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
 
     It logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect
@@ -164,7 +150,6 @@ class StatisticsHook(TrainerHookBase, InSummary):
     verify: VerifySync | None = None
     num_workers: int = 1
     turns: bool = False
-    counters: Callable[[], RingCounters] | None = None
     more_frames: str | None = None
 
     def __post_init__(self) -> None:
@@ -193,30 +178,23 @@ class StatisticsHook(TrainerHookBase, InSummary):
             # Its batches do not tell who made them.
             around_arrivals(trainer.collector, lambda worker, new: self._made.update({worker: new.numel()}))
         trainer.register_op("setup", self._begin)
-        trainer.register_op("batch_process", self)
+        trainer.register_op("batch_process", partial(self._arrived, trainer.collector))
         trainer.register_op("post_steps_log", self._done)
         trainer.register_op("shutdown", self.write)
         trainer.register_module(name, self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep: a resumed run goes on from the trainer's counters, and waits anew."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
 
     def summary_line(self) -> str:
         return str(self.load)
 
     def _waits(self) -> Waits:
         so_far = Waits(time.monotonic() - self._started_s, self._learner_wait_s)
-        if self.counters is None:
+        collector = None if self._trainer is None else self._trainer.collector
+        if not isinstance(collector, RolloutCollector):
             return so_far
-        ring = self.counters()
+        ring = collector.counters()
         return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
-        """The numbers so far."""
         counted, began = self.sync.counters(), self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
@@ -266,10 +244,8 @@ class StatisticsHook(TrainerHookBase, InSummary):
         self._started_s = self._idle_since_s = time.monotonic()
         self._first = self.sync.counters()
 
-    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        if self._trainer is None:
-            raise no_trainer(self)
-        self._count_makers(self._trainer.collector, batch)
+    def _arrived(self, collector: BaseCollector, batch: TensorDictBase) -> TensorDictBase:
+        self._count_makers(collector, batch)
         self._learner_wait_s += time.monotonic() - self._idle_since_s
         workers = self.sync.acting_workers()
         self._lag_versions = self.sync.lag_versions(workers)

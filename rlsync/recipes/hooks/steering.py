@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,69 +12,63 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.modules import EGreedyModule
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, no_trainer, refuse_arguments
 from rlsync.workers.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 from rlsync.workers.replay.mixing import ReplayMix
-from rlsync.workers.replay.pacing import Pace, PaceFrom
+from rlsync.workers.replay.pacing import Pace
 
 
-class KeepPace(TrainerHookBase):
+class KeepPace(RegistersItself):
     """Lets a trainer do as many optimizer steps as its frames allow; logs ``pace/ratio``, ``pace/updates``.
     With ``refills`` a resumed run, whose checkpoint has no frames, first collects those of the prefill.
     """
 
     def __init__(self, pace: Pace, *, refills: bool = False) -> None:
         self._refills = refills
-        self.pace = PaceFrom(pace)
+        self.pace = pace
         self.updates = 0
         self._trainer: Trainer | None = None
-
-    def __call__(self, *_: object) -> None:
-        trainer = self._present()
-        trainer.optim_steps_per_batch = self.pace.due(trainer.collected_frames, self.updates)
 
     def register(self, trainer: Trainer, name: str = "keep_pace") -> None:
         """Pace this trainer; its own ``optim_steps_per_batch`` has no effect any more."""
         self._trainer = trainer
-        trainer.register_op("pre_optim_steps", self)
+        trainer.register_op("pre_optim_steps", partial(self._plan, trainer))
         trainer.register_op("post_optim", self._updated)
-        trainer.register_op("post_steps_log", self._report)
+        trainer.register_op("post_steps_log", partial(self._report, trainer))
         trainer.register_module(name, self)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "ratio": self.pace.pace.ratio,
+            "ratio": self.pace.ratio,
             "frames": 0 if self._trainer is None else self._trainer.collected_frames,
             "updates": self.updates,
-            "from_frames": self.pace.frames,
-            "from_updates": self.pace.updates,
+            "from_frames": self.pace.from_frames,
+            "from_updates": self.pace.from_updates,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the count. If the ratio is another one now, it holds from here on."""
         self.updates = int(state_dict["updates"])
-        if self._trainer is not None and int(state_dict["frames"]) >= self.pace.pace.prefill:
+        if self._trainer is not None and int(state_dict["frames"]) >= self.pace.prefill:
             # A collector with another number of workers does not load its state, and would begin anew.
             self._trainer.collector.init_random_frames = 0
-        before, now = float(state_dict["ratio"]), self.pace.pace.ratio
-        begun = int(state_dict["frames"]), self.updates
-        if self._refills and begun[0]:
-            begun = begun[0] + self.pace.pace.prefill, self.updates
+        before, now = float(state_dict["ratio"]), self.pace.ratio
+        frames, updates = int(state_dict["frames"]), self.updates
+        if self._refills and frames:
+            frames += self.pace.prefill
         elif before == now:
-            begun = int(state_dict["from_frames"]), int(state_dict["from_updates"])
-        self.pace = PaceFrom(self.pace.pace, *begun)
+            frames, updates = int(state_dict["from_frames"]), int(state_dict["from_updates"])
+        self.pace = replace(self.pace, from_frames=frames, from_updates=updates)
+
+    def _plan(self, trainer: Trainer, *_: object) -> None:
+        trainer.optim_steps_per_batch = self.pace.due(trainer.collected_frames, self.updates)
 
     def _updated(self) -> None:
         self.updates += 1
 
-    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
-        ratio = self.pace.measured(self._present().collected_frames, self.updates)
+    def _report(self, trainer: Trainer, batch: TensorDictBase | None = None) -> dict[str, float]:
+        ratio = self.pace.measured(trainer.collected_frames, self.updates)
         return {"pace/updates": self.updates} | ({"pace/ratio": ratio} if ratio == ratio else {})
-
-    def _present(self) -> Trainer:
-        if self._trainer is None:
-            raise no_trainer(self)
-        return self._trainer
 
 
 class EpisodeReturns(TrainerHookBase):
@@ -104,13 +100,11 @@ class EpisodeReturns(TrainerHookBase):
         return {"return": self.mean, "episodes": self.finished} if self.newest else None
 
     def stop(self, why: str) -> None:
-        if self._trainer is None:
-            raise no_trainer(self)
+        assert self._trainer is not None
         self.reached = True
         self._trainer.request_stop(why)
 
     def ended(self, batch: TensorDictBase) -> list[float]:
-        """The returns of the episodes that ended in this batch."""
         returns: list[float] = batch["next", "reward_sum"][batch["next", "done"]].flatten().tolist()
         return returns
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -189,7 +189,7 @@ class _SplitPass(torch.autograd.Function):
     ) -> Tensor:
         slices = inputs.chunk(threads * _SLICES_PER_THREAD)
         ctx.parameters, ctx.threads = parameters, threads
-        ctx.outs = list(_pool(threads).map(partial(_with_graph, run), slices))
+        ctx.outs = list(_pool(threads).map(torch.enable_grad()(run), slices))
         return torch.cat([out.detach() for out in ctx.outs])
 
     @staticmethod
@@ -197,18 +197,10 @@ class _SplitPass(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         outs, ctx.outs = ctx.outs, None
         grads = grad.split([len(out) for out in outs])
-        found = _pool(ctx.threads).map(partial(_gradients, ctx.parameters), outs, grads)
+        parameters = [ctx.parameters] * len(outs)
+        found = _pool(ctx.threads).map(torch.autograd.grad, outs, parameters, grads)
         summed = [sum(later, first) for first, *later in zip(*found, strict=True)]
         return (None, None, None, *summed)
-
-
-def _with_graph(run: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
-    with torch.enable_grad():
-        return run(part)
-
-
-def _gradients(parameters: Sequence[Tensor], out: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(out, parameters, grad)
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -12,7 +10,7 @@ from torchrl.objectives import LossModule
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.bounds import fields_as_keywords
 from rlsync.recipes.impala.heads import PolicyHead
-from rlsync.recipes.impala.network import Finals, ImpalaNet, Unrolled
+from rlsync.recipes.impala.network import Finals, ImpalaNet, ImpalaPlayer, Unrolled
 from rlsync.recipes.impala.settings import LossSettings, Trust
 from rlsync.recipes.impala.vtrace import vtrace_with
 from rlsync.tensors.device import wide
@@ -78,8 +76,7 @@ class ImpalaLoss(LossModule):
         self.entropy_coeff = settings.entropy_coeff
         self.baseline_coeff = settings.baseline_coeff
         self.loss_mask_key = None  # an unroll has no padding
-        optional = [keys.BEHAVIOUR_PARAMS] if region is not None else []
-        self._optional = optional + ([keys.REPLAYED] if settings.entropy_on == "online" else [])
+        self._optional = [keys.REPLAYED] if settings.entropy_on == "online" else []
         self._checked = False
 
     @property
@@ -90,7 +87,7 @@ class ImpalaLoss(LossModule):
     @property
     def in_keys(self) -> list[str]:
         """The keys that every batch must have; ``final_observation`` and ``final_index`` are optional."""
-        return [*keys.REQUIRED, *recorded_keys(self.actor_network), *self._optional]
+        return [*keys.REQUIRED, *recorded_keys(self._player()), *self._optional]
 
     @property
     def out_keys(self) -> list[str]:
@@ -108,20 +105,42 @@ class ImpalaLoss(LossModule):
             ConfigError: the batch is not as described there.
         """
         if not self._checked and not torch.compiler.is_compiling():
-            check_batch(tensordict, self.actor_network, self._optional)
+            check_batch(tensordict, self._player(), self._optional)
             self._checked = True
-        finals = self._finals(tensordict)
-        seen = self._unrolled(tensordict, finals)
-        steps = self._steps(tensordict)
-        losses, logged = loss_terms(seen, steps, self.actor_network.head, self.settings)
+        settings, head, index = self.settings, self.actor_network.head, _final_index(tensordict)
+        seen = self._unrolled(tensordict, self._finals(tensordict, index))
+        params = seen.params[:-1]
+        log_prob, entropy = head.score(params, tensordict.get(keys.ACTION))
+        log_prob, values, behaviour = wide(log_prob, seen.value, tensordict.get(keys.BEHAVIOUR_LOG_PROB))
+        log_rho = log_prob.detach() - behaviour
+        trust, logged = _trust(params.detach(), tensordict, head, settings)
+        reward = tensordict.get(keys.REWARD)
+        targets, advantages = vtrace_with(
+            settings,
+            log_rho,
+            reward.clamp(-1.0, 1.0) if settings.reward_clipping == "clip" else reward,
+            values[:-1].detach(),
+            _next_values(values.detach(), seen.final_value, index),
+            tensordict.get(keys.TERMINATED),
+            tensordict.get(keys.TRUNCATED),
+            trust,
+        )
+        error = (targets - values[:-1]).square()
+        learned = error if trust is None else error * trust.accepted
+        online = entropy if settings.entropy_on == "all" else entropy * ~tensordict.get(keys.REPLAYED)
+        reduced = torch.mean if settings.reduction == "mean" else torch.sum
         return TensorDict(
             {
-                "loss_policy": losses["policy"],
-                "loss_baseline": self.baseline_coeff * losses["baseline"],
-                "loss_entropy": self.entropy_coeff * losses["entropy"],
+                "loss_policy": reduced(-log_prob * advantages),
+                "loss_baseline": self.baseline_coeff * reduced(0.5 * learned),
+                "loss_entropy": self.entropy_coeff * reduced(-online),
                 **logged,
+                **_diagnostics(log_rho, entropy.detach(), targets, error.detach(), settings),
             }
         )
+
+    def _player(self) -> ImpalaPlayer:
+        return self.actor_network.player(store_params=self.settings.trust_region is not None)
 
     def _unrolled(self, batch: TensorDictBase, finals: Finals | None) -> Unrolled:
         network, is_init = self.actor_network, batch.get(keys.IS_INIT)
@@ -140,8 +159,7 @@ class ImpalaLoss(LossModule):
         )
         return seen
 
-    def _finals(self, batch: TensorDictBase) -> Finals | None:
-        index = _final_index(batch)
+    def _finals(self, batch: TensorDictBase, index: Tensor | None) -> Finals | None:
         if not torch.compiler.is_compiling():
             _must_be_as_many(batch, 0 if index is None else len(index))
         if index is None:
@@ -154,19 +172,6 @@ class ImpalaLoss(LossModule):
             env,
             batch.get(keys.ACTION)[time, env] if network.takes_last_action else None,
             batch.get(keys.REWARD)[time, env] if network.takes_last_reward else None,
-        )
-
-    def _steps(self, batch: TensorDictBase) -> Steps:
-        trusts, online = self.settings.trust_region is not None, self.settings.entropy_on == "online"
-        return Steps(
-            batch.get(keys.ACTION),
-            batch.get(keys.REWARD),
-            batch.get(keys.TERMINATED),
-            batch.get(keys.TRUNCATED),
-            batch.get(keys.BEHAVIOUR_LOG_PROB),
-            batch.get(keys.BEHAVIOUR_PARAMS) if trusts else None,
-            batch.get(keys.REPLAYED) if online else None,
-            _final_index(batch),
         )
 
 
@@ -190,50 +195,6 @@ def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
         raise ConfigError(what, "batch, 'final_observation' and 'final_index'", cure)
 
 
-class Steps(NamedTuple):
-    """What the workers recorded, [T, B, ...]; a tensor that no option needs may be None."""
-
-    action: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    behaviour_log_prob: Tensor
-    behaviour_params: Tensor | None = None
-    replayed: Tensor | None = None
-    final_index: Tensor | None = None
-
-
-def loss_terms(
-    seen: Unrolled, steps: Steps, head: PolicyHead, settings: LossSettings
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The losses before their coefficients, and scalars to log; no branch on values, so it compiles whole."""
-    params = seen.params[:-1]
-    log_prob, entropy = head.score(params, steps.action)
-    log_prob, values, behaviour = wide(log_prob, seen.value, steps.behaviour_log_prob)
-    log_rho = log_prob.detach() - behaviour
-    trust, diagnostics = _trust(params.detach(), steps, head, settings)
-    reward = steps.reward.clamp(-1.0, 1.0) if settings.reward_clipping == "clip" else steps.reward
-    targets, advantages = vtrace_with(
-        settings,
-        log_rho,
-        reward,
-        values[:-1].detach(),
-        _next_values(values.detach(), seen.final_value, steps.final_index),
-        steps.terminated,
-        steps.truncated,
-        trust,
-    )
-    error = (targets - values[:-1]).square()
-    reduced = torch.mean if settings.reduction == "mean" else torch.sum
-    losses = {
-        "policy": reduced(-log_prob * advantages),
-        "baseline": reduced(0.5 * (error if trust is None else error * trust.accepted)),
-        "entropy": reduced(-_online(entropy, steps, settings)),
-    }
-    diagnostics |= _diagnostics(log_rho, entropy.detach(), targets, error.detach(), settings)
-    return losses, diagnostics
-
-
 #: The diagnostics of every loss.
 DIAGNOSTICS = ("mean_rho", "clipped_fraction", "entropy", "explained_variance", "mean_value_target")
 #: Further diagnostics where there is a trust region.
@@ -241,29 +202,18 @@ TRUST_DIAGNOSTICS = ("kl", "rejected_fraction")
 
 
 def _trust(
-    params: Tensor, steps: Steps, head: PolicyHead, settings: LossSettings
+    params: Tensor, batch: TensorDictBase, head: PolicyHead, settings: LossSettings
 ) -> tuple[Trust | None, dict[str, Tensor]]:
     region = settings.trust_region
     if region is None:
         return None, {}
-    if steps.behaviour_params is None:
-        cure = "let the workers store their policy's outputs with each step"
-        raise ConfigError("a trust region needs the behaviour policy", "Steps(behaviour_params=None)", cure)
+    behaviour = batch.get(keys.BEHAVIOUR_PARAMS)
     if region.reference == "implied":
-        kl = head.kl_implied(params, steps.behaviour_params, settings.rho_bar)
+        kl = head.kl_implied(params, behaviour, settings.rho_bar)
     else:
-        kl = head.kl(params, steps.behaviour_params)
+        kl = head.kl(params, behaviour)
     trust = region.decide(kl)
     return trust, {"kl": kl.mean(), "rejected_fraction": 1 - trust.accepted.to(kl.dtype).mean()}
-
-
-def _online(entropy: Tensor, steps: Steps, settings: LossSettings) -> Tensor:
-    if settings.entropy_on == "all":
-        return entropy
-    if steps.replayed is None:
-        what = "entropy on online data needs to know which unrolls are replayed"
-        raise ConfigError(what, "Steps(replayed=None)", "give [B] bool, True for unrolls from replay")
-    return entropy * ~steps.replayed
 
 
 def _next_values(values: Tensor, final_value: Tensor | None, final_index: Tensor | None) -> Tensor:

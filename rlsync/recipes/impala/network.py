@@ -14,8 +14,8 @@ from rlsync.core.plan import POLICY
 from rlsync.recipes.impala.heads import PolicyHead
 from rlsync.recipes.impala.layers import EpisodicLSTM, linear, make_torso, split_pass
 from rlsync.workers import frames as keys
-from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
-from rlsync.workers.player import Acted, FixedPlayer, Record, State
+from rlsync.workers.envs.actions import BoxActions, DiscreteActions
+from rlsync.workers.player import Acted, Player, Record, State
 
 _HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
 
@@ -261,7 +261,7 @@ def _given(tensor: Tensor | None, what: str) -> Tensor:
     return tensor
 
 
-class ImpalaPlayer(FixedPlayer):
+class ImpalaPlayer(Player):
     """Acts with an :class:`ImpalaNet`: one step of the network for all environments, one draw of the actions.
 
     It records ``behaviour_log_prob``; where an unroll begins ``recurrent_state``, ``last_action`` and
@@ -307,7 +307,8 @@ class ImpalaPlayer(FixedPlayer):
             records.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
         shape = network.observation_shape
         dtype = torch.uint8 if len(shape) == 3 else torch.float32  # pixels, or vectors
-        super().__init__({POLICY: network}, actions_of(head), shape, dtype, records)
+        actions = BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)
+        super().__init__({POLICY: network}, actions, shape, dtype, records)
         self.network = network
         self._deterministic = deterministic
 
@@ -336,7 +337,3 @@ class ImpalaPlayer(FixedPlayer):
         }
         after = {keys.RECURRENT_STATE: seen.state, keys.LAST_ACTION: action}
         return Acted(action, records, {name: after[name] for name in state})
-
-
-def actions_of(head: PolicyHead) -> ActionSpec:
-    return BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)

@@ -23,7 +23,7 @@ from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import BFLOAT16, Config, EnvConfig
 from rlsync.transport.shared_file import SharedFile
-from rlsync.workers.envs.specs import EnvSpec, make_venv
+from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import in_dtype
 from rlsync.workers.replay.mixing import ReplayMix
@@ -35,8 +35,6 @@ from rlsync.workers.supervision import Restarts
 
 @dataclass(frozen=True, slots=True)
 class VectorSpaces:
-    """What an ImpalaNet must know of environments: the observation's shape, and the head for the actions."""
-
     observation_shape: tuple[int, ...]
     head: PolicyHead
 
@@ -49,7 +47,7 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     if recipe.agents > 1:
         what = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
         raise ConfigError(what, "recipe.agents", "give 1; rlsync train starts populations")
-    network = make_network(recipe, run.config.env, run.spaces)
+    network = make_network(recipe, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
     optimizer: optim.Optimizer
     if recipe.optimizer == "adam":
@@ -72,25 +70,18 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     return trainer
 
 
-def env_spec(config: EnvConfig) -> EnvSpec:
-    """The environments that a config means; ConfigError for a wrong id, or a game without its protocol."""
-    refuse_unsaid_protocol(config)
-    return config.spec()
-
-
 def probe(config: EnvConfig) -> VectorSpaces:
     """Make one environment in this process, look at it, and close it; ConfigError if it cannot be made."""
     with parts.making(config, "; for Atari env=atari env.id=ALE/Pong-v5, with 'rlsync[atari]'"):
-        envs = make_venv(env_spec(config), 1)
+        refuse_unsaid_protocol(config)
+        envs = make_venv(config.spec(), 1)
     try:
         return VectorSpaces(envs.observation_shape, head_for(envs.actions))
     finally:
         envs.close()
 
 
-def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | None = None) -> ImpalaNet:
-    """The network that ``recipe.model`` describes; without ``spaces`` it probes ``env`` here."""
-    spaces = spaces or probe(env)
+def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
     model, pixels = recipe.model, len(spaces.observation_shape) == 3
     options = vars(model) | ({"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {})
     bfloat16 = recipe.update_dtype == BFLOAT16
@@ -104,14 +95,13 @@ def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
     recipe, config = run.recipe, run.config
     return run.place.unrolls(
-        network,
+        network.player(store_params=recipe.loss_settings().trust_region is not None),
         when_full=recipe.when_full,
         steps=recipe.unroll_length,
         envs_per_worker=config.env.num_envs,
         overlap=recipe.overlap,
         rollouts_per_batch=recipe.batch_size // config.env.num_envs,
         slots=recipe.slots,
-        store_params=recipe.loss_settings().trust_region is not None,
         dtype=parts.workers_dtype(config.sync),
         adopt=config.collector.adopt,
         storing_device=run.device,
@@ -124,7 +114,6 @@ def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollect
 def register_hooks(
     trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector, network: ImpalaNet
 ) -> None:
-    """What publishes, what mixes replayed unrolls in, and what is logged."""
     recipe, replay = run.recipe, run.recipe.replay
     sync = parts.register_sync(trainer, run)
     LogPolicyLag(sync).register(trainer)
@@ -150,7 +139,7 @@ def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[Shar
     recipes, env = [ImpalaConfig.of(config) for config in configs], configs[0].env
     shapes = [RolloutShape(recipe.unroll_length, env.num_envs) for recipe in recipes]
     players = [
-        make_network(recipe, env, spaces).player(store_params=recipe.loss_settings().trust_region is not None)
+        make_network(recipe, spaces).player(store_params=recipe.loss_settings().trust_region is not None)
         for recipe in recipes
     ]
     if len({shape.layout(player) for shape, player in zip(shapes, players, strict=True)}) > 1:
@@ -161,6 +150,4 @@ def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[Shar
     return made_replay(players[0], shapes[0], capacity, replays[0].max_bytes, len(configs))
 
 
-RECIPE = parts.Recipe(
-    "impala", ImpalaConfig, probe, build, lambda run: make_network(run.recipe, run.config.env, run.spaces)
-)
+RECIPE = parts.Recipe("impala", ImpalaConfig, probe, build, lambda run: make_network(run.recipe, run.spaces))

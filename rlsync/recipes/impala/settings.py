@@ -167,15 +167,6 @@ class UnrollReplayConfig:
     #: Entropy bonus on all unrolls, or on online (new) ones only.
     entropy_on: str = bounds.same_as(LossSettings, "entropy_on")
 
-    def loss_options(self) -> dict[str, Any]:
-        """The options of :class:`LossSettings` that depend on the replay."""
-        if not self.ratio:
-            return {}
-        region = None
-        if self.threshold is not None:
-            region = TrustRegion(self.threshold, self.reference, self.gate_delta)
-        return {"trust_region": region, "entropy_on": self.entropy_on}
-
 
 @dataclass
 class ImpalaConfig(RecipeConfig):
@@ -265,9 +256,12 @@ class ImpalaConfig(RecipeConfig):
 
     def loss_settings(self) -> LossSettings:
         """The settings of the loss. Without a replay those under ``replay`` have no effect."""
-        options = (
-            bounds.values_for(LossSettings, self) | {"lam": self.vtrace_lambda} | self.replay.loss_options()
-        )
+        options = bounds.values_for(LossSettings, self) | {"lam": self.vtrace_lambda}
+        replay = self.replay
+        if replay.ratio:
+            options["entropy_on"] = replay.entropy_on
+            if replay.threshold is not None:
+                options["trust_region"] = TrustRegion(replay.threshold, replay.reference, replay.gate_delta)
         return LossSettings(**options)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:

@@ -146,13 +146,11 @@ class PrioritizedRows(OwnSampler):
         self._largest = max(self._largest, float(errors.max()))
         self._put(rows, errors**self._alpha)
 
-    def add(self, index: int | Tensor) -> None:
-        """A new frame: it is as likely as any."""
-        self.extend(torch.as_tensor(index))
-
-    def extend(self, index: Tensor) -> None:
-        """New frames, which may take the rows of old ones."""
+    def extend(self, index: int | Tensor) -> None:
+        """New frames, which may take the rows of old ones: each is as likely as any."""
         self._put(torch.as_tensor(index).reshape(-1).cpu().numpy(), self._largest**self._alpha)
+
+    add = extend
 
     def clear(self) -> None:
         self._sizes[:] = self._sums[:] = 0

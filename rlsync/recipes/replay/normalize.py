@@ -7,16 +7,17 @@ Source: Chan, Golub and LeVeque 1979 (merging of moments).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
-from torchrl.trainers import Trainer, TrainerHookBase
+from torchrl.trainers import Trainer
 
 from rlsync.recipes.bounds import above_zero, kept
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 
 #: The child of a network that holds the statistics; leaf names of the sync map have it.
 OBSERVATIONS = "observations"
@@ -96,32 +97,28 @@ class Standardized(nn.Module):
         return self.net(self.observations(observation), *others)
 
 
-class Normalize(TrainerHookBase):
+class Normalize(RegistersItself):
     """Counts every frame, writes statistics into the loss, and scales drawn rewards of any age alike."""
 
     def __init__(self, config: NormalizeConfig, features: int) -> None:
         self._config = config
         self.observations = Moments(features)
         self.rewards = Moments(1)
-        self._trainer: Trainer | None = None
 
     def register(self, trainer: Trainer, name: str = "normalize") -> None:
         """Count every batch; register after what draws from the replay buffer."""
-        self._trainer = trainer
-        trainer.register_op("batch_process", self)
+        trainer.register_op("batch_process", partial(self._count, trainer.loss_module))
         if self._config.rewards:
             trainer.register_op("process_optim_batch", self.scale)
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)
 
-    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        if self._trainer is None:
-            raise no_trainer(self)
+    def _count(self, loss: nn.Module, batch: TensorDictBase) -> TensorDictBase:
         self.observations.add(batch.get("observation"))
         self.rewards.add(batch.get(("next", "reward")))
         if self._config.observations:
             mean, std = self.observations.mean, self.observations.variance.sqrt().clamp_min(_LEAST)
-            write_statistics(self._trainer.loss_module, mean, std)
+            write_statistics(loss, mean, std)
         return batch
 
     def scale(self, batch: TensorDictBase) -> TensorDictBase:

@@ -36,7 +36,6 @@ class PaceConfig:
     )
 
     def pace(self) -> Pace:
-        """The pace that these settings describe; ConfigError if a number cannot be."""
         return Pace(self.ratio, self.burst, self.prefill)
 
 

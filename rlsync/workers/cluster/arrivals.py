@@ -21,8 +21,6 @@ from rlsync.workers.cluster.nodes import Nodes
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a rollout comes from."""
-
     node: str  # Ray's id
     pid: int  # of the agent: another one after a restart
     worker: int  # its number on that node

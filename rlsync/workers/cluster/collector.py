@@ -72,8 +72,6 @@ class ClusterCollector(RolloutCollector):
         rollouts_per_batch: int = 1,
         slots: int | None = None,
         total_frames: int = -1,
-        store_params: bool = False,
-        store_value: bool = False,
         dtype: torch.dtype | None = None,
         adopt: Adopt = "alias",
         policy_device: str | torch.device | Sequence[str | torch.device] = "cpu",
@@ -86,7 +84,7 @@ class ClusterCollector(RolloutCollector):
     ) -> None:
         where = "ClusterCollector"
         settings = CollectSettings(
-            player=player_of(network, store_params=store_params, store_value=store_value),
+            player=player_of(network),
             env=env,
             shape=RolloutShape(steps, envs_per_worker),
             slots=workers_per_node + 2 if slots is None else slots,

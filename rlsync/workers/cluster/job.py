@@ -37,8 +37,6 @@ class Flat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What an agent is given when it is started."""
-
     mailbox: Any  # where it hears of versions; see NodeReceiver
     node: str  # the name of the node
     numbers: tuple[int, ...]  # the learner's number of each worker of this node
@@ -144,7 +142,6 @@ class Turns:
 
 
 def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
-    """A copy of a rollout."""
     finals = int(rollout.views[keys.FINAL_COUNT])
     image = rollout.image[: _used_bytes(layout, finals)].clone().numpy()
     return Flat(rollout.writer, rollout.number, finals, counters, image)

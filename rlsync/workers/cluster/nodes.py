@@ -55,8 +55,6 @@ class Placement:
 
 @dataclass(slots=True)
 class NodeCounts:
-    """What became of nodes so far."""
-
     joined: int = 0  # agents that began to act
     lost: int = 0  # agents that were lost, for whatever reason
     restarted: int = 0  # agents that were started again on a node

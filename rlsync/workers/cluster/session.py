@@ -114,8 +114,6 @@ def check_reachable(address: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node whose workers act."""
-
     node: str  # where it is
     version: int  # the newest on its board; 0 while it has said nothing
     workers: tuple[ReaderStatus, ...]  # as it said last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -27,21 +27,21 @@ class DiscreteActions:
 
 @dataclass(frozen=True, slots=True)
 class BoxActions:
-    """An action is a float32 vector. Environments clip what lies outside their bounds.
+    """An action is a float32 vector. Bounds are not compared: environments clip what lies outside of theirs.
 
     Args:
         size: the numbers in one action.
         low, high: the bounds of each number; empty where there are none.
 
     Example:
-        >>> BoxActions(2, (-1.0, -1.0), (1.0, 1.0)).shape
-        (2,)
+        >>> BoxActions(2, (-1.0, -1.0), (1.0, 1.0)).shape, BoxActions(1) == BoxActions(1, (-2.0,), (2.0,))
+        ((2,), True)
     """
 
     dtype: ClassVar[torch.dtype] = torch.float32
     size: int
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    low: tuple[float, ...] = field(default=(), compare=False)
+    high: tuple[float, ...] = field(default=(), compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,23 +49,6 @@ class BoxActions:
 
 
 ActionSpec = DiscreteActions | BoxActions
-
-
-def same_form(one: ActionSpec, other: ActionSpec) -> bool:
-    """Whether an action of one spec has the form of the other's. Bounds do not matter: they are clipped to.
-
-    Example:
-        >>> same_form(BoxActions(1), BoxActions(1, (-2.0,), (2.0,)))
-        True
-        >>> same_form(DiscreteActions(2), DiscreteActions(3))
-        False
-    """
-    match one, other:
-        case DiscreteActions(n=n), DiscreteActions(n=m):
-            return n == m
-        case BoxActions(size=n), BoxActions(size=m):
-            return n == m
-    return False
 
 
 def actions_of(space: Space[Any], name: str) -> ActionSpec:

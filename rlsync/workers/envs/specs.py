@@ -62,10 +62,6 @@ class RenderedEnvs(GymnasiumEnvs):
     ``[3, img_height, img_width]``: channels first, as torch's convolutions take it. What the environment
     itself would give as its observation is dropped. ``make`` raises a ConfigError if the environment cannot
     be drawn, or has nothing where the crop is.
-
-    Example:
-        >>> RenderedEnvs("CartPole-v1", frameskip=2).img_height
-        64
     """
 
     img_height: int = 64
@@ -273,10 +269,6 @@ class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
 def shrunk(picture: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, Any]:
     """A picture ``[height, width, channels]``, uint8, as ``[channels, *size]``. A pixel is the weighted mean
     of those that it covers, so that movements of less than a pixel still show.
-
-    Example:
-        >>> shrunk(np.full((40, 60, 3), 7, np.uint8), (2, 2)).tolist()[0]
-        [[7, 7], [7, 7]]
     """
     whole = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1).unsqueeze(0)
     # gymnasium's ResizeObservation needs opencv; torch is there in any case, and as fast.

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.workers.envs.actions import DiscreteActions
-from rlsync.workers.player import Acted, FixedPlayer, Record, State
+from rlsync.workers.player import Acted, Player, Record, State
 
 #: Records of each step: the Q-value of the action taken, and the largest one. An initial priority needs both.
 TAKEN_VALUE = "taken_value"
@@ -58,7 +58,7 @@ class EpsilonLadder:
         return 1 + self.alpha * (worker / (num_workers - 1) if num_workers > 1 else 0.0)
 
 
-class EpsilonGreedyPlayer(FixedPlayer):
+class EpsilonGreedyPlayer(Player):
     """Takes the action of the largest Q-value, or with probability epsilon a random one.
 
     It records ``taken_value``, the Q-value of the action taken, and ``max_value``, the largest one. Of equal

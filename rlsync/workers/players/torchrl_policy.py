@@ -14,7 +14,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from rlsync.core.plan import POLICY
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
-from rlsync.workers.player import Acted, FixedPlayer, Record, State
+from rlsync.workers.player import Acted, Player, Record, State
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.uniform import UniformPlayer
 
@@ -26,7 +26,7 @@ EXPONENT = "exploration_exponent"
 PIECES = "traj_ids"  #: key of the numbers of pieces of episodes, under ``"collector"``
 
 
-class PolicyPlayer(FixedPlayer):
+class PolicyPlayer(Player):
     """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, one-hot or numbers.
 
     TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these. ``begins`` has what
@@ -80,7 +80,7 @@ class Prefill(nn.Module):
         self.register_buffer("random", torch.tensor(True))
 
 
-class ActingPolicy(FixedPlayer):
+class ActingPolicy(Player):
     """Acts with a TorchRL policy, and explores as it does. It records what else the policy writes,
     ``reward_sum``, the return before the step, and with a ``ladder`` each worker's exponent, which the policy
     reads. ``prefill`` says when actions are random. Boxes of actions must have finite bounds.

@@ -10,10 +10,10 @@ from torch import Generator, Tensor
 from rlsync.core.errors import ConfigError
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions
-from rlsync.workers.player import Acted, FixedPlayer, Record, State
+from rlsync.workers.player import Acted, Player, Record, State
 
 
-class UniformPlayer(FixedPlayer):
+class UniformPlayer(Player):
     """Draws each action uniformly: from n, or from a bounded box. It records ``behaviour_log_prob``.
 
     Use it as a baseline, and to fill a replay before training begins. It has no weights, so its frames carry

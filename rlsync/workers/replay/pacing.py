@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rlsync.core.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -19,56 +17,29 @@ class Pace:
 
     This is the one definition. What throttles, what is logged and what is planned all ask it. If the updates
     that are due are done after each batch, the ratio is held within one update between the ends of any two
-    batches; within a batch it is not. A ConfigError if a number cannot be.
+    batches; within a batch it is not.
     """
 
     ratio: float  # updates for each frame; above zero
     # the most updates at one time; what is owed beyond it is done later. None: no limit
     burst: int | None = None
     prefill: int = 0  # frames that are collected before the first update
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.ratio) and self.ratio > 0):
-            raise _refused("ratio", self.ratio, "give updates for each frame, a number above zero")
-        if self.burst is not None and self.burst < 1:
-            raise _refused("burst", self.burst, "give the most updates at one time, or None")
-        if self.prefill < 0:
-            raise _refused("prefill", self.prefill, "give a number of frames, 0 for none")
-
-    def allowed(self, frames: int) -> int:
-        """How many updates so many frames, those of the prefill too, allow from the beginning of the run."""
-        # A fraction, because 0.29 * 100 is a little less than 29 in floating point.
-        return math.floor(Fraction(str(self.ratio)) * max(0, frames - self.prefill))
+    # done before a resumed run changed the ratio
+    from_frames: int = 0
+    from_updates: int = 0
 
     def due(self, frames: int, updates: int) -> int:
         """How many updates are allowed and not done, at most ``burst``; those of a pretraining are done."""
-        owed = max(0, self.allowed(frames) - updates)
+        # A fraction, because 0.29 * 100 is a little less than 29 in floating point.
+        allowed = math.floor(Fraction(str(self.ratio)) * max(0, self._counted(frames)))
+        owed = max(0, allowed - (updates - self.from_updates))
         return owed if self.burst is None else min(owed, self.burst)
 
     def measured(self, frames: int, updates: int) -> float:
         """The ratio that was held so far; not a number before the prefill is over."""
-        counted = frames - self.prefill
-        return updates / counted if counted > 0 else math.nan
+        counted = self._counted(frames)
+        return (updates - self.from_updates) / counted if counted > 0 else math.nan
 
-
-@dataclass(frozen=True, slots=True)
-class PaceFrom:
-    """A pace that began in the middle of a run, when a resumed run changed the ratio."""
-
-    pace: Pace  # from then on; its prefill is that of the whole run
-    frames: int = 0  # done before it began
-    updates: int = 0  # done before it began
-
-    def due(self, frames: int, updates: int) -> int:
-        return self.pace.due(self._since(frames), updates - self.updates)
-
-    def measured(self, frames: int, updates: int) -> float:
-        return self.pace.measured(self._since(frames), updates - self.updates)
-
-    def _since(self, frames: int) -> int:
-        # The prefill stays in front: it is over, or what is left of it is still to come.
-        return frames - max(self.frames, self.pace.prefill) + self.pace.prefill
-
-
-def _refused(name: str, value: object, cure: str) -> ConfigError:
-    return ConfigError(f"a pace cannot have {name} {value!r}", f"Pace({name}={value!r})", cure)
+    def _counted(self, frames: int) -> int:
+        # The prefill is over, or what is left of it is still to come.
+        return frames - max(self.from_frames, self.prefill)

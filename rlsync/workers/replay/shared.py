@@ -110,7 +110,6 @@ class SharedReplay:
 
     @property
     def steps(self) -> int:
-        """How many steps are held."""
         return int((self._numbers > 0).sum()) * self._in_block
 
     @property
@@ -173,7 +172,6 @@ class SharedReplay:
         raise AssertionError("pauses do not end")
 
     def _write(self, block: int, batch: TensorDictBase, number: int) -> None:
-        """Copy one rollout of a batch."""
         timed, first = keys.timed_keys(self.records), number * self._envs
         for name, column in self._columns.items():
             column[block] = batch.get(name).narrow(int(name in timed), first, self._envs)

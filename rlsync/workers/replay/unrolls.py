@@ -101,7 +101,7 @@ class UnrollReplay:
         self._form: _Form = {}
         self._unrolls = self._finals = RowStore(0, None)
         self._first = 0  # the number of the oldest unroll
-        self._full = False
+        self.full = False  #: whether unrolls were dropped already because the replay was full
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -112,11 +112,6 @@ class UnrollReplay:
     def steps(self) -> int:
         """How many steps are held."""
         return len(self) * self._form[keys.REWARD][0][0] if self._form else 0
-
-    @property
-    def full(self) -> bool:
-        """Whether unrolls were dropped already because the replay was full."""
-        return self._full
 
     def extend(self, batch: TensorDictBase, agent: int | Tensor = 0) -> None:
         """Add the unrolls of a batch; the last one is the newest.
@@ -196,7 +191,7 @@ class UnrollReplay:
         if unknown or "generator" not in state_dict:
             what = f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}"
             raise ConfigError(what, "UnrollReplay.load_state_dict", "give what state_dict() returned")
-        self._first, self._full = self._unrolls.written, False
+        self._first, self.full = self._unrolls.written, False
         if "contents" in state_dict:
             self.extend(state_dict["contents"].exclude(keys.REPLAYED), state_dict["agent"])
         self.generator.set_state(state_dict["generator"])
@@ -219,7 +214,7 @@ class UnrollReplay:
             if int(self._unrolls.take(torch.tensor([self._first]))[_FINAL_FIRST]) >= oldest_final:
                 break
             self._first += 1
-        self._full = self._full or self._first > before
+        self.full = self.full or self._first > before
 
     def _read(self, positions: Tensor) -> Drawn:
         """Read the unrolls at these positions; 0 is the oldest."""
