@@ -93,7 +93,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     ) as collector:
         target = CopyEvery(loss, value_network_update_interval=recipe.target_update_steps)
         trainer = make_trainer(run, collector, loss, target, optimizer)
-        pure.PureStepper.of(run, pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy, ladder.exponent(workers - 1, workers)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")

@@ -48,7 +48,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
             lmbda=recipe.gae_lambda,
             weight_update_map=run.place.update_map,  # SyncWeights replaces what it makes
         )
-        pure.PureStepper.of(run, pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         # The advantages are computed before the replay buffer is filled.
         ToLearner(run.device).register(trainer)
         parts.register_with_evaluations(trainer, run, loss.actor_network)

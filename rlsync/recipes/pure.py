@@ -13,20 +13,27 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import TensorDictParams, biased_softplus
+from tensordict.nn import (
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictParams,
+    TensorDictSequential,
+    biased_softplus,
+)
 from torch import Tensor, nn, optim
 from torch._dynamo import config as dynamo
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch.nn.functional import linear
-from torchrl.modules import QValueModule, TanhModule
+from torchrl.modules import MLP, ProbabilisticActor, QValueActor, QValueModule, TanhModule, ValueOperator
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
 from torchrl.objectives import LossModule, SoftUpdate
 from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync.core.errors import RlsyncWarning, first_line, warn
 from rlsync.recipes.checks import has_compiler
-from rlsync.recipes.networks import PlainDraw
-from rlsync.recipes.replay.normalize import Standardize
+from rlsync.recipes.networks import MixedMLP, PlainActor, PlainDraw, PlainModule, PlainQActor, PlainSequential
+from rlsync.recipes.replay.normalize import Standardize, Standardized
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import BFLOAT16, Config
 from rlsync.recipes.timeline import rounds
@@ -44,6 +51,10 @@ TRANSITION: tuple[NestedKey, ...] = (
     "steps_to_next_obs",  # these two are not in every batch
     "priority_weight",
 )
+
+
+class NotServed(Exception):
+    """Why an update cannot be a function of tensors."""
 
 
 class Network(NamedTuple):
@@ -68,12 +79,16 @@ class Network(NamedTuple):
 
 
 _LAYERS: dict[type, Callable[..., Tensor]] = {nn.Linear: linear, nn.ReLU: torch.relu, nn.Tanh: torch.tanh}
-#: What comes after them is part of the losses.
-_AFTER = {PlainDraw, QValueModule, TanhModule, biased_softplus}
+#: What holds layers, or comes after them and is part of the losses.
+_AROUND = {
+    MLP, MixedMLP, NormalParamExtractor, PlainActor, PlainDraw, PlainModule, PlainQActor, PlainSequential,
+    ProbabilisticActor, QValueActor, QValueModule, SafeProbabilisticModule, Standardized, TanhModule,
+    TensorDictModule, TensorDictSequential, ValueOperator, biased_softplus, nn.ModuleList, nn.Sequential,
+}  # fmt: skip
 
 
 def network(module: nn.Module, *params: TensorDictParams) -> tuple[Network, list[list[Tensor]]]:
-    """What a module computes, and its tensors in each of ``params``; TypeError if it has other layers."""
+    """What a module computes, and its tensors in each of ``params``; NotServed if it is of another kind."""
     layers, names, clip = [], [], None
     for path, layer in module.named_modules():
         if isinstance(layer, Standardize):
@@ -82,10 +97,10 @@ def network(module: nn.Module, *params: TensorDictParams) -> tuple[Network, list
         elif type(layer) in _LAYERS:
             layers.append(_LAYERS[type(layer)])
             names += [(*path.split("."), name) for name, _ in layer.named_parameters()]
-        elif type(layer) not in _AFTER and not any(layer.children()):
-            raise TypeError(f"no update knows the layer {type(layer).__name__}")
+        elif type(layer) not in _AROUND:
+            raise NotServed(f"{type(layer).__name__} is no layer that it knows")
     if len(names) != 2 * (layers.count(linear) + (clip is not None)):
-        raise TypeError("no update knows a layer without a bias")
+        raise NotServed("a layer has no bias")
     return Network(layers, clip), [[held.get(name) for name in names] for held in params]
 
 
@@ -167,22 +182,29 @@ def gradients(
 
 class PureStepper(OptimizationStepper):
     """Takes the place of a trainer's own stepper, and computes losses and gradients as functions of tensors.
-    While somebody else has a hook on these it takes TorchRL's way and says why. Both ways write the same
-    tensors and draw the same noise. With ``graphs`` each phase is one graph.
+    While somebody else has a hook on these, or if ``make`` raises NotServed, it takes TorchRL's way and says
+    why. Both ways write the same tensors and draw the same noise. With ``graphs`` each phase is one graph.
     """
 
-    def __init__(self, update: Update, graphs: Graphs | None = None, *, bfloat16: bool = False) -> None:
+    def __init__(
+        self, make: Callable[[], Update], graphs: Graphs | None = None, *, bfloat16: bool = False
+    ) -> None:
         self.why_not: str | None = None  #: what the updates take TorchRL's way for
         self.told: list[Callable[[Found], None]] = []  #: are called with what is found, before each step
-        self._update = update
+        self._never: str | None = None
         self._graphs, self._bfloat16 = graphs, bfloat16
         self._averages: Found = {}
         self._averaged_steps = 0
+        self._update = Update((), ())
+        try:
+            self._update = make()
+        except NotServed as error:
+            self._never = str(error)
 
     @classmethod
-    def of(cls, run: Run[Any], update: Update) -> PureStepper:
+    def of(cls, run: Run[Any], make: Callable[[], Update]) -> PureStepper:
         graphs = Graphs() if compiles(run.config) else None
-        return cls(update, graphs, bfloat16=run.recipe.update_dtype == BFLOAT16)
+        return cls(make, graphs, bfloat16=run.recipe.update_dtype == BFLOAT16)
 
     def register(self, trainer: Trainer, name: str = "") -> None:
         """Make the updates of this trainer. Checkpoints have what they had without it."""
@@ -195,7 +217,7 @@ class PureStepper(OptimizationStepper):
 
     def look(self) -> None:
         self._averages = {}
-        self.why_not = foreign_hand(self._of, self._update.networks)
+        self.why_not = self._never or foreign_hand(self._of, self._update.networks)
 
     def way(self) -> str:
         dtype = ", losses in bfloat16" if self._bfloat16 else ""

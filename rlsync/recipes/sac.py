@@ -45,7 +45,7 @@ def build(run: parts.Run[SACConfig]) -> Trainer:
     target = pure.SoftTargets(loss, tau=recipe.tau)
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
         trainer = make_trainer(run, collector, loss, target, optimizer, squared_errors=False)
-        pure.PureStepper.of(run, pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
 

@@ -59,7 +59,7 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
         target = pure.SoftTargets(loss, tau=recipe.tau)
         stepper = make_stepper(recipe, loss, target)
         trainer = make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
-        pure.PureStepper.of(run, pure_update(loss, stepper)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, stepper)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
     return trainer
 

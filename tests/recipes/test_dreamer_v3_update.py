@@ -83,7 +83,7 @@ def learner(spaces: Spaces, *, pure_way: bool) -> tuple[Trainer, DreamerV3Loss, 
     target = SoftTargets(loss.value_loss, tau=0.1)
     stock = DreamerV3OptimizationStepper(loss, optimizer, target, compile_train_step=False, cudagraph=False)
     trainer = made(loss, optimizer=optimizer, optimization_stepper=stock)
-    stepper = PureStepper(pure_update(loss, optimizer, target))
+    stepper = PureStepper(lambda: pure_update(loss, optimizer, target))
     if pure_way:
         stepper.register(trainer)
     return trainer, loss, stepper

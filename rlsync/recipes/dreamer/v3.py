@@ -52,7 +52,7 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
             cudagraph=False,
         )
         trainer = make_trainer(run, collector, loss, optimizer, acting, stepper)
-        pure.PureStepper(pure_update(loss, optimizer, target)).register(trainer)
+        pure.PureStepper(lambda: pure_update(loss, optimizer, target)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
 
