@@ -14,16 +14,16 @@ import pytest
 
 from tests.tools.parts.namespaces import in_a_session
 
-#: Files of tests/tools, less their "_cases".
+#: Files of tests/tools, less their "_cases": first those whose Ray ends with them, then those that share one.
 CASES = (
     "ray_transport",
-    "ray",
-    "ray_board",
-    "ray_crowd",
     "cluster",
     "crew",
     "cluster_recipe",
     "stop_cluster",
+    "ray",
+    "ray_board",
+    "ray_crowd",
 )
 
 pytestmark = [
