@@ -43,8 +43,8 @@ class UnrollCollector(RolloutCollector):
 
     Args:
         network: what acts in the workers: a network that knows its player, such as ``ImpalaNet``, or a
-            :class:`~rlsync.workers.player.Player`, such as ``net.player(store_params=True)``. Workers act with
-            copies; its weights are version 1.
+            :class:`~rlsync.workers.player.Player`, such as ``net.player(store_params=True)``. Workers act
+            with copies; its weights are version 1.
         env: which environments; see :mod:`rlsync.workers.envs.specs`.
         steps: T, of one unroll.
         envs_per_worker: environments that one worker steps.

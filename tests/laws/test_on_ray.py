@@ -1,7 +1,7 @@
 """What holds on Ray: versions on every node, collectors of actors, the actor-learner on a cluster.
 
 The cases are in tests/tools. A session of pytest runs several files of them, one Ray after the other, in a
-network of its own where this user may make one.
+network of its own where this user may make one. There are two sessions: one goes on while the other waits.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ import pytest
 
 from tests.tools.parts.namespaces import in_a_session
 
-#: Files of tests/tools, less their "_cases": first those whose Ray ends with them, then those that share one.
-CASES = (
-    "ray_transport",
-    "cluster",
-    "crew",
-    "cluster_recipe",
-    "stop_cluster",
-    "ray",
-    "ray_board",
-    "ray_crowd",
-)
+#: Files of tests/tools, less their "_cases". Not all of them can share a session.
+SESSIONS = {
+    "collectors": ("ray_transport", "ray", "ray_board", "ray_crowd"),
+    "cluster": ("cluster", "crew", "cluster_recipe", "stop_cluster"),
+}
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]"),
@@ -59,11 +53,12 @@ def cases_pass(marked: str, *names: str) -> None:
     assert left == set(), said
 
 
-def test_versions_are_whole_exact_and_reach_every_node_and_no_process_is_left() -> None:
-    cases_pass("not thorough", *CASES)
+@pytest.mark.parametrize("session", SESSIONS)
+def test_versions_are_whole_exact_and_reach_every_node_and_no_process_is_left(session: str) -> None:
+    cases_pass("not thorough", *SESSIONS[session])
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for names in SESSIONS.values() for name in names])
 def test_so_they_are_in_all_other_cases(name: str) -> None:
     cases_pass("thorough", name)
