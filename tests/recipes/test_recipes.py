@@ -21,7 +21,7 @@ from rlsync.evaluation.process import best_in
 from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.checks import check
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.evaluating import acting_of
+from rlsync.recipes.evaluating import APART, acting_of
 from rlsync.recipes.hooks.measuring import StatisticsHook
 from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.replay.settings import PaceConfig
@@ -392,6 +392,6 @@ def test_ppo_is_evaluated_in_a_process_of_its_own_whose_result_ends_the_run(tmp_
     acting = acting_of(config, deterministic=True)
     load_best(tmp_path / BEST, tmp_path / RECEIPTS, acting)
     envs = make_venv(acting.env, 2)
-    played = [episode for ended in play(acting.player, envs, 2, seed=config.seed) for episode in ended]
+    played = [episode for ended in play(acting.player, envs, 2, config.seed + APART) for episode in ended]
     envs.close()
     assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"
