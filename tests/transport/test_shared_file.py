@@ -264,4 +264,7 @@ def test_what_leans_on_shared_files_passes_with_folders_too(tests: str, tmp_path
     command += tests.split()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1700, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
+    # The last tests may have killed an owner: whoever makes a file next removes what is left of it.
+    next_one = "from rlsync import WeightBoard; WeightBoard().close()"
+    subprocess.run([sys.executable, "-c", next_one], env=environment, check=True, timeout=200)
     assert not list(tmp_path.glob("rlsync-*/*")), "folders are left"
