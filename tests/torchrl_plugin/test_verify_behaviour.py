@@ -106,7 +106,8 @@ def test_a_right_policy_holds_in_every_worker(
     make: Callable[[], nn.Module], kind: type[BaseCollector]
 ) -> None:
     with running(workers(make(), kind)) as collector:
-        trainer, hook = verified(collector, make(), batches=6)
+        # An asynchronous worker that gets little of the processor answers after some batches of the other.
+        trainer, hook = verified(collector, make(), batches=6 if kind is MultiSyncCollector else 30)
         trainer.train()
     assert hook.deviations == []
     assert hook.uncompared == ()
