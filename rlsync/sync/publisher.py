@@ -151,6 +151,12 @@ class Publisher:
             self.ranks.begin()
         return Publish(self, self._besides)
 
+    def pass_over(self) -> None:
+        """Publish nothing now: other ranks of the learner, if there are any, wait for that word."""
+        if self.ranks is not None:
+            self.ranks.begin()
+            self.ranks.tell(None)
+
     def join(self) -> None:
         """Wait until what was published is visible.
 

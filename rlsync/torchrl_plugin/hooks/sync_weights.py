@@ -261,9 +261,7 @@ class SyncWeights(PublishHook):
         return self.sync_map
 
     def _pass_over(self) -> None:
-        if (ranks := self._publisher.ranks) is not None:  # they wait for that word
-            ranks.begin()
-            ranks.tell(None)
+        self._publisher.pass_over()
 
     def _publish_due(self, now: Counters) -> Receipt | None:
         return self.bound.publish_unless_held(self.gates, "trigger", now, in_background=self.background)
