@@ -40,6 +40,7 @@ PRELOAD = (
     "rlsync.recipes.dqn",
     "rlsync.workers.worker",
     "tests.tools.parts",
+    "tests.tools.warm",
 )
 
 
@@ -182,7 +183,10 @@ def _run(main: _Main, out: Connection, err: Connection) -> None:
     sys.argv = [main.module, *main.arguments]
     multiprocessing.set_start_method(main.start_method, force=True)
     if main.start_method == "fork":
+        from rlsync.sync import families  # loaded before, in the fork server
+
         context._concrete_contexts["forkserver"] = context._concrete_contexts["fork"]  # type: ignore[assignment]
+        families._Process = context.ForkProcess  # type: ignore[assignment, misc]
     with _ended_as_python_does():
         if main.module.endswith(".py"):
             runpy.run_path(main.module, run_name="__main__")
