@@ -124,7 +124,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     multiprocessing.set_forkserver_preload(list(PRELOAD))
     multiprocessing.set_start_method("forkserver", force=True)
-    if not all(map(is_quick, session.items)):
+    # Cases on Ray start processes in Ray's own.
+    if not all(is_quick(item) or item.path.name.endswith("_cases.py") for item in session.items):
         forkserver.ensure_running()
     gc.collect()
     gc.freeze()  # what is loaded stays: else a fifth of the processor time goes into looking at it again

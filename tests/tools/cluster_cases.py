@@ -273,6 +273,7 @@ def test_a_worker_that_is_killed_is_started_again_on_its_node(learner: Learner) 
     assert collector.tally.lost == 0
 
 
+@pytest.mark.thorough  # in `make test` an agent is killed in stop_cluster_cases.py
 def test_an_agent_that_is_killed_is_started_again_and_its_workers_end(learner: Learner) -> None:
     collector, node = learner.collector, node_of(learner.collector, 0)
     nodes, lost = node_ids(collector), collector.tally.lost
