@@ -25,8 +25,7 @@ HEAD = """# All recipes
 """
 FOOT = """
 Interquartile means over seeds (95 % bootstrap interval; number of seeds), by `python docs/results.py` from
-the evaluations that each page keeps. A run that never reached the return counts as its last frame. The pages
-name what has changed since, the wall clock, and how it was measured.
+the evaluations that each page keeps. A run that never reached the return counts as its last frame.
 """
 
 

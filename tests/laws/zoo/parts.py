@@ -74,20 +74,28 @@ class Row:
         assert any(re.fullmatch(line, heard) for heard in said.lines), said
 
 
-#: A file of tests on a line of its own, or a fault: what the user saw, who says what, and the test.
+#: A line of the page: a file of tests; who says what, for the faults indented below it; or a fault, with who
+#: says what unless it is indented.
 _LINE = re.compile(
-    r"^`(?P<file>tests/\S+)`$|^- (?P<saw>.+) \*(?P<by>[\w ]+)\*: `(?P<says>[^`]+)` \(`(?P<test>\w+)`\)$", re.M
+    r"^`(?P<file>tests/\S+)`$|^(?P<head>- \*(?P<all_by>[\w ]+)\*: `(?P<all_says>[^`]+)`)$"
+    r"|^- (?P<saw>.+) \*(?P<by>[\w ]+)\*: `(?P<says>[^`]+)` \(`(?P<test>\w+)`\)$"
+    r"|^  - (?P<one_saw>.+) \(`(?P<one_test>\w+)`\)$",
+    re.M,
 )
 
 
 def rows() -> list[Row]:
     """The faults that are rebuilt here."""
-    found, file = [], ""
+    found, file, by, says = [], "", "", ""
     for line in _LINE.finditer(PAGE.read_text().split("<!-- faults -->")[1]):
         if line["file"]:
             file = line["file"]
-        else:
+        elif line["head"]:
+            by, says = line["all_by"], line["all_says"]
+        elif line["saw"]:
             found.append(Row(line["saw"], line["by"], line["says"], f"{file}::{line['test']}"))
+        else:
+            found.append(Row(line["one_saw"], by, says, f"{file}::{line['one_test']}"))
     return found
 
 
