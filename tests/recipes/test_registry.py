@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.eval import config_of
+from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import RECIPES
 from rlsync.recipes import registry, run_files
@@ -168,6 +169,20 @@ def test_what_is_no_recipe_is_refused_with_the_place_it_was_looked_for(at: str, 
     with pytest.raises(ConfigError, match=what) as refused:
         loaded(EntryPoint("mine", at, RECIPES))
     assert at in refused.value.where
+
+
+def test_an_installed_recipe_whose_module_raises_harms_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_installed(tmp_path, "hasty", f"[{RECIPES}]\nhasty = hasty:RECIPE\n")
+    (tmp_path / "hasty.py").write_text("raise ValueError('no such setting')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", "recipe=ppo"]) == 0
+    assert main(["check", "recipe=hasty"]) == 2
+    printed = capsys.readouterr().out
+    assert "importing a recipe raised ValueError: no such setting" in printed
+    assert "where  recipe 'hasty', at hasty:RECIPE" in printed
+    assert "python -c 'import hasty' shows the line" in printed
 
 
 def test_the_name_of_a_shipped_recipe_cannot_be_taken_over(
