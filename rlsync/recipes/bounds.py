@@ -117,7 +117,8 @@ def learning_rate(default: float | None, *, group: int | None = None) -> Any:
 def _with(default: Any, name: str, value: object) -> Any:
     """A field like ``default``, with one more entry in its metadata."""
     spec = default if isinstance(default, Field) else field(default=default)
-    return field(default=spec.default, metadata={**spec.metadata, name: value})
+    default, make = spec.default, spec.default_factory
+    return field(default=default, default_factory=make, metadata={**spec.metadata, name: value})  # type: ignore[call-overload]
 
 
 def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:

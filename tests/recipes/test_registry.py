@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import RECIPES
 from rlsync.recipes import registry, run_files
+from rlsync.recipes.bounds import kept
 from rlsync.recipes.registry import loaded, recipe_named
 from rlsync.recipes.settings import Config, EnvConfig
 from tests.tools.programs import as_installed, fresh_python, installed_from, run_program
@@ -217,6 +218,14 @@ def test_a_frozen_dataclass_can_be_a_config_node_that_overrides_change() -> None
     node = writable(Outer)
     OmegaConf.update(node, "inner.bound", 2.0)
     assert OmegaConf.to_object(OmegaConf.merge(node, {"inner": {"bound": 3.0}})).inner == Inner(3.0)
+
+
+def test_a_field_with_a_list_can_be_marked_too() -> None:
+    why = "the checkpoint has these layers"
+    layers = make_dataclass("Layers", [("hidden", list, kept(field(default_factory=lambda: [64]), why))])
+    (spec,) = fields(layers)
+    assert layers().hidden == [64]
+    assert spec.metadata["kept"] == why
 
 
 # ------------------------------------------------------------------------------------ names of files
