@@ -117,8 +117,8 @@ def learning_rate(default: float | None, *, group: int | None = None) -> Any:
 def _with(default: Any, name: str, value: object) -> Any:
     """A field like ``default``, with one more entry in its metadata."""
     spec = default if isinstance(default, Field) else field(default=default)
-    default, make = spec.default, spec.default_factory
-    return field(default=default, default_factory=make, metadata={**spec.metadata, name: value})  # type: ignore[call-overload]
+    defaults: dict[str, Any] = {"default": spec.default, "default_factory": spec.default_factory}
+    return field(**defaults, metadata={**spec.metadata, name: value})
 
 
 def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
