@@ -163,7 +163,7 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
             yield from bound_errors(value, key + ".")
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
             bound = spec.metadata["bound"]
-            hint = did_you_mean(nearest_name(str(value), bound.choices))
+            hint = did_you_mean(nearest_name(str(value), bound._names))
             yield ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}")
 
 
