@@ -14,6 +14,7 @@ from rlsync.cli.job import Job, examined_jobs
 from rlsync.cli.main import EXIT_USAGE, parser_of
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.core.errors import RlsyncError
+from rlsync.recipes import registry
 from rlsync.recipes.settings import ClusterConfig, LoggerConfig
 
 _EXAMPLES = """examples:
@@ -41,7 +42,8 @@ def main(arguments: list[str]) -> int:
     line = command_line.read(rest)
     jobs, errors = examined_jobs(line)
     for job in jobs:
-        if not errors and any(_may_map(word, line.config_dir) for word in job.words):
+        own = job.recipe.name not in registry.SHIPPED
+        if not errors and (own or any(_may_map(word, line.config_dir) for word in job.words)):
             errors += start_errors(job)
     told = [dict(job.told) for job in jobs]
     print(as_json(errors, told) if given.json else as_text(errors, told))
@@ -56,11 +58,12 @@ def _may_map(word: str, own: Path | None) -> bool:
 
 
 def start_errors(job: Job) -> list[RlsyncError]:
-    """What is wrong with the sync map: the trainer is built, its workers on this machine, and ended."""
+    """What is wrong with what acts and with the sync map: both are built, with workers here, and ended."""
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
         prepare_process()
         try:
+            job.recipe.player(config, job.spaces, deterministic=True)
             with shut_down(replace(job, config=config).build()):
                 return []
         except RlsyncError as error:

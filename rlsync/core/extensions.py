@@ -40,6 +40,10 @@ def imported(point: EntryPoint, what: str, cure: str = "install the package that
     except (ImportError, AttributeError, SyntaxError) as error:
         told, where = f"a {what} cannot be imported: {first_line(error)}", f"{what} {point.name!r}"
         raise ConfigError(told, f"{where}, at {point.value}", cure) from error
+    except Exception as error:  # the code of the module may raise anything
+        told = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"
+        cure = f"correct the module; python -c 'import {point.module}' shows the line"
+        raise ConfigError(told, f"{what} {point.name!r}, at {point.value}", cure) from error
 
 
 def unknown(what: str, name: str, where: str, known: Iterable[str]) -> ConfigError:

@@ -117,7 +117,8 @@ def learning_rate(default: float | None, *, group: int | None = None) -> Any:
 def _with(default: Any, name: str, value: object) -> Any:
     """A field like ``default``, with one more entry in its metadata."""
     spec = default if isinstance(default, Field) else field(default=default)
-    return field(default=spec.default, metadata={**spec.metadata, name: value})
+    defaults: dict[str, Any] = {"default": spec.default, "default_factory": spec.default_factory}
+    return field(**defaults, metadata={**spec.metadata, name: value})
 
 
 def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
@@ -162,7 +163,7 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
             yield from bound_errors(value, key + ".")
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
             bound = spec.metadata["bound"]
-            hint = did_you_mean(nearest_name(str(value), bound.choices))
+            hint = did_you_mean(nearest_name(str(value), bound._names))
             yield ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}")
 
 

@@ -92,7 +92,9 @@ class Recipe:
             spaces = self.probe(config.env)
         run: Run[Any] = Run(config, spaces, again, shared)
         run.seed_everything()
-        return self.trainer(run)
+        if (trainer := self.trainer(run)) is None:
+            raise ConfigError("the builder returned None", f"recipe {self.name!r}", "let it return a trainer")
+        return trainer
 
     def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
         """What acts with a checkpoint's weights, once they are loaded into it. ``spaces`` is what ``probe``
@@ -103,12 +105,17 @@ class Recipe:
         from rlsync.evaluation.checkpoint import CheckpointPlayer
         from rlsync.recipes.run import Run
         from rlsync.recipes.trainer import policy_player
+        from rlsync.workers.player import Playable
 
         self.settings.of(config)
         run: Run[Any] = Run(config, spaces)
         acting: Any = self.acting(run)
         if isinstance(acting, TensorDictModuleBase):
             return policy_player(run, acting, deterministic=deterministic)
+        makes_its_player = isinstance(acting, Playable)
+        if not makes_its_player:
+            cure = "let it return a TensorDictModule, or a network with a method player(deterministic=...)"
+            raise ConfigError(f"acting returned {acting!r}", f"recipe {self.name!r}", cure)
         return CheckpointPlayer(acting, acting.player(deterministic=deterministic), config.env.spec())
 
 

@@ -339,6 +339,19 @@ def test_an_adoption_with_nothing_new_changes_nothing(connect: Open) -> None:
         assert link.values() == (1.0, 1.0)
 
 
+def test_a_subscriber_that_forgets_takes_the_newest_version_again(connect: Open) -> None:
+    layout = plain_layout()
+    with connect(layout) as link:
+        link.publish(filled(layout, 1.0))
+        link.adopt()
+        link.subscriber.forget()
+        assert link.adopt() == 1
+        assert link.values() == (1.0, 1.0)
+        link.publish(filled(layout, 2.0))
+        assert link.subscriber.begin() == 2
+        assert link.values() == (2.0, 2.0)
+
+
 # ------------------------------------------------------------------ the stamp
 
 
@@ -470,6 +483,7 @@ BOTH_ENDS_HERE = {
     test_two_threads_never_see_a_mixture,
     test_readers_are_told_with_what_they_act_with_and_waiting_for_them_has_an_end,
     test_a_reader_is_asked_about_the_version_it_acts_with,
+    test_a_subscriber_that_forgets_takes_the_newest_version_again,
     test_a_closed_transport_publishes_nothing_and_says_so,
 }
 #: Laws that hold for a transport that keeps a copy of what it published.

@@ -15,6 +15,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.recipes.run_files import RECEIPTS
 from rlsync.workers.cluster.session import check_address
 from tests.tools.processes import child_pids
+from tests.tools.programs import as_installed
 
 #: What is wrong with words and options of groups, and what each says. Which keys there are is not known then.
 WRONG_WORDS = {
@@ -321,3 +322,41 @@ def test_a_replay_that_cannot_be_is_told_by_its_key(
     recipe: str, words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert key in [error["where"] for error in checked(capsys, f"recipe={recipe}", *words)]
+
+
+OWN_RECIPES = """
+from dataclasses import dataclass
+from rlsync.recipes import ppo
+from rlsync.recipes.registry import Recipe
+
+@dataclass
+class Settings(ppo.PPOConfig):
+    name: str = "forgets"
+
+@dataclass
+class Numbers(ppo.PPOConfig):
+    name: str = "numbers"
+
+FORGETS = Recipe("forgets", Settings, ppo.RECIPE.probe, lambda run: None, ppo.RECIPE.acting)
+NUMBERS = Recipe("numbers", Numbers, ppo.RECIPE.probe, ppo.RECIPE.trainer, lambda run: 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("forgets", "the builder returned None"), ("numbers", "acting returned 3")],
+)
+def test_what_an_installed_recipe_makes_is_looked_at(
+    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = f"own_{name}"
+    as_installed(tmp_path, package, f"[rlsync.recipes]\n{name} = {package}:{name.upper()}\n")
+    (tmp_path / package / "configs" / "recipe").mkdir(parents=True)
+    (tmp_path / package / "__init__.py").write_text(OWN_RECIPES)
+    schema = f"defaults:\n  - /schema/recipe/{name}@recipe\n  - _self_\n"
+    yaml = f"# @package _global_\n{schema}recipe:\n  name: {name}\n"
+    (tmp_path / package / "configs" / "recipe" / f"{name}.yaml").write_text(yaml)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", f"recipe={name}"]) == 2
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{what}\n  where  recipe '{name}'\n  cure   let it return ")

@@ -228,4 +228,4 @@ def test_a_logger_of_an_installed_package_is_chosen_by_its_name(
     with pytest.raises(ConfigError, match="a logger cannot be imported: No module named 'nowhere'"):
         make_logger(Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="lost")))
     (error,) = bound_errors(Config(logger=LoggerConfig(kind="owm")))
-    assert "one of csv, tensorboard, wandb, none, lost, own" in error.cure
+    assert error.cure == "did you mean 'own'? give one of csv, tensorboard, wandb, none, lost, own"

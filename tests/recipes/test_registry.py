@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from omegaconf import OmegaConf
 
 from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.eval import config_of
+from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import RECIPES
 from rlsync.recipes import registry, run_files
+from rlsync.recipes.bounds import kept
 from rlsync.recipes.registry import loaded, recipe_named
 from rlsync.recipes.settings import Config, EnvConfig
 from tests.tools.programs import as_installed, fresh_python, installed_from, run_program
@@ -170,6 +172,20 @@ def test_what_is_no_recipe_is_refused_with_the_place_it_was_looked_for(at: str, 
     assert at in refused.value.where
 
 
+def test_an_installed_recipe_whose_module_raises_harms_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_installed(tmp_path, "hasty", f"[{RECIPES}]\nhasty = hasty:RECIPE\n")
+    (tmp_path / "hasty.py").write_text("raise ValueError('no such setting')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", "recipe=ppo"]) == 0
+    assert main(["check", "recipe=hasty"]) == 2
+    printed = capsys.readouterr().out
+    assert "importing a recipe raised ValueError: no such setting" in printed
+    assert "where  recipe 'hasty', at hasty:RECIPE" in printed
+    assert "python -c 'import hasty' shows the line" in printed
+
+
 def test_the_name_of_a_shipped_recipe_cannot_be_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +218,14 @@ def test_a_frozen_dataclass_can_be_a_config_node_that_overrides_change() -> None
     node = writable(Outer)
     OmegaConf.update(node, "inner.bound", 2.0)
     assert OmegaConf.to_object(OmegaConf.merge(node, {"inner": {"bound": 3.0}})).inner == Inner(3.0)
+
+
+def test_a_field_with_a_list_can_be_marked_too() -> None:
+    why = "the checkpoint has these layers"
+    layers = make_dataclass("Layers", [("hidden", list, kept(field(default_factory=lambda: [64]), why))])
+    (spec,) = fields(layers)
+    assert layers().hidden == [64]
+    assert spec.metadata["kept"] == why
 
 
 # ------------------------------------------------------------------------------------ names of files
