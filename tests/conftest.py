@@ -20,6 +20,8 @@ from typing import Any, TextIO
 
 # Before numpy and torch: spawned workers inherit it, and one thread each is all a test machine has to give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# TorchRL imports MuJoCo where it is installed, which would start a process to look for a window system.
+os.environ.setdefault("MUJOCO_GL", "disabled")
 
 import numpy as np
 import pytest
