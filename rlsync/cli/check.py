@@ -14,6 +14,7 @@ from rlsync.cli.job import Job, examined_jobs
 from rlsync.cli.main import EXIT_USAGE, parser_of
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.core.errors import RlsyncError
+from rlsync.core.extensions import BOARD
 from rlsync.recipes import registry
 from rlsync.recipes.settings import ClusterConfig, LoggerConfig
 
@@ -25,9 +26,9 @@ _EXAMPLES = """examples:
   rlsync check --json resume=runs/DATE/TIME      for machines
 
 It checks keys, options, types, bounds, the trigger, the environment (by making one), and the checkpoint to
-resume from. If nothing is wrong with those, and you give a sync map or a recipe of your own, it starts the
-workers and resolves the sync map, as the run will. An unknown option of a group (recipe=pppo) is told before
-keys are looked at, because it decides which keys there are.
+resume from. If nothing is wrong with those, and you give a sync map, a recipe or a transport of your own,
+it starts workers and resolves the sync map, as the run will. An unknown option of a group (recipe=pppo) is
+told before keys are looked at, because it decides which keys there are.
 
 exit status: 0 nothing is wrong, 2 something is
 """
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
     line = command_line.read(rest)
     jobs, errors = examined_jobs(line)
     for job in jobs:
-        own = job.recipe.name not in registry.SHIPPED
+        own = job.recipe.name not in registry.SHIPPED or job.config.collector.transport != BOARD
         if not errors and (own or any(_may_map(word, line.config_dir) for word in job.words)):
             errors += start_errors(job)
     told = [dict(job.told) for job in jobs]

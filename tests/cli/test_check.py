@@ -360,3 +360,13 @@ def test_what_an_installed_recipe_makes_is_looked_at(
     assert main(["check", f"recipe={name}"]) == 2
     printed = capsys.readouterr().out
     assert printed.startswith(f"{what}\n  where  recipe '{name}'\n  cure   let it return ")
+
+
+def test_a_transport_of_a_package_is_made_before_it_is_called_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_installed(tmp_path, "own_wire", "[rlsync.transports]\nwire = own_wire:Wire\n")
+    (tmp_path / "own_wire.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", "collector.transport=wire"]) == 2
+    assert "has no attribute 'Wire'" in capsys.readouterr().out

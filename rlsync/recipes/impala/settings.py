@@ -172,6 +172,8 @@ class UnrollReplayConfig:
 class ImpalaConfig(RecipeConfig):
     """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583)."""
 
+    #: Not compile: beside channels-last convolutions it gains nothing (shallow torso, T=20, B=8, one thread:
+    #: 245 ms an update, 241 without, medians of 16 by turns).
     update_keys: ClassVar[tuple[str, ...]] = ("update_dtype",)
 
     #: The recipe. recipe=... on the command line sets it together with its keys.
