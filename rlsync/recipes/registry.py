@@ -105,15 +105,13 @@ class Recipe:
         from rlsync.evaluation.checkpoint import CheckpointPlayer
         from rlsync.recipes.run import Run
         from rlsync.recipes.trainer import policy_player
-        from rlsync.workers.player import Playable
 
         self.settings.of(config)
         run: Run[Any] = Run(config, spaces)
         acting: Any = self.acting(run)
         if isinstance(acting, TensorDictModuleBase):
             return policy_player(run, acting, deterministic=deterministic)
-        makes_its_player = isinstance(acting, Playable)
-        if not makes_its_player:
+        if not hasattr(acting, "player"):
             cure = "let it return a TensorDictModule, or a network with a method player(deterministic=...)"
             raise ConfigError(f"acting returned {acting!r}", f"recipe {self.name!r}", cure)
         return CheckpointPlayer(acting, acting.player(deterministic=deterministic), config.env.spec())

@@ -138,7 +138,7 @@ def opened(mode: str) -> laws.Open:
     return connect
 
 
-#: Each starts a mailbox, which takes Ray a second: `make test` runs MORE of them on other transports alone.
+#: Each starts a mailbox, which takes Ray a second. `make test` runs those of MORE on other transports alone.
 LAWS = [
     laws.test_what_is_published_is_a_copy,
     laws.test_an_adoption_takes_the_newest_version_and_skips_the_others,
