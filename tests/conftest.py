@@ -12,16 +12,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
+from importlib import import_module
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
 # Before numpy and torch: spawned workers inherit it, and one thread each is all a test machine has to give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# TorchRL imports MuJoCo where it is installed, which would start a process to look for a window system.
-os.environ.setdefault("MUJOCO_GL", "disabled")
 
 import numpy as np
 import pytest
@@ -124,6 +123,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     Collectors that leave the start method to Python start their workers from it, in milliseconds; a spawned
     worker imports torch and TorchRL by itself for four seconds of processor time.
     """
+    # TorchRL and gymnasium import it for MuJoCo, and it starts a process to find its library: not in a test.
+    with suppress(ImportError):
+        import_module("glfw")
     multiprocessing.set_forkserver_preload(list(PRELOAD))
     multiprocessing.set_start_method("forkserver", force=True)
     # Cases on Ray start processes in Ray's own.
