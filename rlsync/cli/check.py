@@ -43,12 +43,20 @@ def main(arguments: list[str]) -> int:
     line = command_line.read(rest)
     jobs, errors = examined_jobs(line)
     for job in jobs:
-        own = job.recipe.name not in registry.SHIPPED or job.config.collector.transport != BOARD
-        if not errors and (own or any(_may_map(word, line.config_dir) for word in job.words)):
+        if not errors and _is_own(job, line.config_dir):
             errors += start_errors(job)
     told = [dict(job.told) for job in jobs]
     print(as_json(errors, told) if given.json else as_text(errors, told))
     return EXIT_USAGE if errors else 0
+
+
+def _is_own(job: Job, own: Path | None) -> bool:
+    """Whether a job may have a sync map, a recipe or a transport that is not shipped."""
+    return (
+        job.recipe.name not in registry.SHIPPED
+        or job.config.collector.transport != BOARD
+        or any(_may_map(word, own) for word in job.words)
+    )
 
 
 def _may_map(word: str, own: Path | None) -> bool:

@@ -35,15 +35,15 @@ def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint
 
 def imported(point: EntryPoint, what: str, cure: str = "install the package that has it") -> Any:
     """What an entry point names; ConfigError, which calls it ``what``, if it cannot be imported."""
+    where = f"{what} {point.name!r}, at {point.value}"
     try:
         return point.load()
     except (ImportError, AttributeError, SyntaxError) as error:
-        told, where = f"a {what} cannot be imported: {first_line(error)}", f"{what} {point.name!r}"
-        raise ConfigError(told, f"{where}, at {point.value}", cure) from error
+        raise ConfigError(f"a {what} cannot be imported: {first_line(error)}", where, cure) from error
     except Exception as error:  # the code of the module may raise anything
         told = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"
         cure = f"correct the module; python -c 'import {point.module}' shows the line"
-        raise ConfigError(told, f"{what} {point.name!r}, at {point.value}", cure) from error
+        raise ConfigError(told, where, cure) from error
 
 
 def unknown(what: str, name: str, where: str, known: Iterable[str]) -> ConfigError:
