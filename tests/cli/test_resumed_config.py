@@ -77,18 +77,17 @@ def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(ru
     assert "resumes ppo/checkpoint\n" in second.output
     assert "resumed from ppo/checkpoint  frames 512" in second.output
     assert "changed recipe.total_frames 512 -> 768" in second.output
-    finished(runs, "train", "resume=second", "recipe.total_frames=1024", "seed=8", "run_dir=third")
-    first = config_of(runs / "ppo")
+    third = job_of(f"resume={runs / 'second'}", "recipe.total_frames=1024", "seed=8").config
+    first, second = config_of(runs / "ppo"), config_of(runs / "second")
     assert (first.seed, first.recipe.lr) == (7, 1e-4)
-    for name, total, seed in (("second", 768, 7), ("third", 1024, 8)):
-        config = config_of(runs / name)
+    for config, total, seed in ((second, 768, 7), (third, 1024, 8)):
         assert (config.seed, config.recipe.lr, config.recipe.num_epochs) == (seed, 1e-4, 1)
         assert (config.logger.kind, config.recipe.total_frames) == ("none", total)
-        assert learning_rates(runs / name) == [1e-4]
-        assert json.loads((runs / name / "ended.json").read_text())["frames"] == total
-        seen_by_hydra = OmegaConf.load(runs / name / ".hydra" / "config.yaml")
-        assert (seen_by_hydra.recipe.lr, seen_by_hydra.seed) == (1e-4, seed)
-    assert config_of(runs / "third").resume == "second"
+    assert third.resume == str(runs / "second")
+    assert learning_rates(runs / "second") == [1e-4]
+    assert json.loads((runs / "second" / "ended.json").read_text())["frames"] == 768
+    seen_by_hydra = OmegaConf.load(runs / "second" / ".hydra" / "config.yaml")
+    assert (seen_by_hydra.recipe.lr, seen_by_hydra.seed) == (1e-4, 7)
 
 
 @pytest.mark.thorough

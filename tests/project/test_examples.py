@@ -18,6 +18,7 @@ def run(example: str, batches: int) -> Any:
     return runpy.run_path(str(EXAMPLES / example))["main"](batches)
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_the_trainer_of_ones_own_says_which_version_acted_in_every_batch(tmp_path: Path) -> None:
     done = run_program(str(EXAMPLES / "own_trainer.py"), "5", cwd=tmp_path)

@@ -75,8 +75,8 @@ def rlsync(cwd: Path, *commands: tuple[str, ...], path: Path | None = None) -> l
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("installed", [True, False], ids=["entry point", "config dir"])
-@pytest.mark.one_case
 def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
     installed: bool, tmp_path: Path
 ) -> None:

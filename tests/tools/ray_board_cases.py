@@ -44,10 +44,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("
 LONG_S = 120.0  # for what takes a second on a machine that has nothing else to do
 
 
-def test_actors_with_boards_never_act_with_a_torn_or_a_misnamed_version() -> None:
+@pytest.mark.parametrize("actors", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_actors_with_boards_never_act_with_a_torn_or_a_misnamed_version(actors: int) -> None:
     policy = make_canary().fill(1)  # what the collector publishes by itself
     schemes = {"policy": RayBoardScheme()}
-    with ended(make_actors(policy, STAMPED, actors=2, weight_sync_schemes=schemes)) as collector:
+    with ended(make_actors(policy, STAMPED, actors=actors, weight_sync_schemes=schemes)) as collector:
         learner = Learner(collector, policy=policy)
         census = collect_until(collector, learner, versions=FEW_VERSIONS)
     census.assert_clean()

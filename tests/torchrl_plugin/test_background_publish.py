@@ -189,7 +189,7 @@ def train(kind: type, adopt: str, when: Every, *, background: bool, batches: int
 @pytest.mark.parametrize("unit", ["optim_steps", "batches"])
 @pytest.mark.one_case
 def test_every_frame_was_made_by_exactly_the_weights_and_buffers_of_its_stamp(adopt: str, unit: str) -> None:
-    batches = 24
+    batches = 12
     seen, hook = train(MultiAsyncCollector, adopt, Every(1, unit), background=True, batches=batches)
     assert seen.wrong() == 0
     fired = [receipt for receipt in hook.receipts if receipt.reason == "trigger"]

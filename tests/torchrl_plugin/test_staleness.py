@@ -136,7 +136,7 @@ def test_bound_0_makes_the_updates_of_the_synchronous_run():
 @pytest.mark.parametrize("max_versions", [1, 2])
 @pytest.mark.one_case
 def test_waiting_holds_the_bound_with_asynchronous_workers_and_goes_on_publishing(fork_workers, max_versions):
-    trainer = async_trainer(batches=40)
+    trainer = async_trainer(batches=25)
     sync, _ = bound(trainer, Every(1, "optim_steps"), max_versions, "wait")
     trainer.train()
     assert max(ages(trainer)) <= max_versions
