@@ -57,11 +57,3 @@ def transports() -> dict[str, EntryPoint]:
     """Every transport that can be chosen by its name, not imported."""
     board = EntryPoint(BOARD, "rlsync.transport.board:BoardWriter", TRANSPORTS)
     return {BOARD: board, **installed(TRANSPORTS, [BOARD])}
-
-
-def transport_named(name: str) -> Any:
-    """Make a transport; ConfigError if there is none of this name."""
-    found = transports()
-    if name not in found:
-        raise unknown("transport", name, f"transport={name!r}", found)
-    return imported(found[name], "transport")()

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, LayoutMismatch, PublishError
-from rlsync.core.extensions import transport_named, transports
+from rlsync.core.extensions import transports
 from rlsync.core.ledger import Ledger, Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.testing.acting import Acts, bits, filled, low_high, plain_layout
-from rlsync.transport.contract import Note, Subscriber, Transport
+from rlsync.transport.contract import Note, Subscriber, Transport, transport_named
 from rlsync.transport.local import LocalReader
 
 

@@ -10,7 +10,7 @@ from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.extensions import BOARD, transport_named
+from rlsync.core.extensions import BOARD
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
@@ -25,7 +25,7 @@ from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.torchrl_plugin.worker_scheme import ONE_VERSION, OWN_COLLECTORS, Link, WorkerScheme
 from rlsync.transport.board.format import MAX_SLOTS
 from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.contract import Handle, ReaderStatus, Transport
+from rlsync.transport.contract import Handle, ReaderStatus, Transport, transport_named
 
 
 class WeightBoard:

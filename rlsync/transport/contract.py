@@ -33,6 +33,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.core.extensions import imported, transports, unknown
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 
@@ -248,3 +250,25 @@ class Handle(Protocol):
             BoardClosed: the learner has closed the transport or died.
             PublishError: a living worker has this number.
         """
+
+
+def transport_named(name: str) -> Transport:
+    """Make a transport; ConfigError if there is none of this name, or what its entry point makes is none."""
+    found = transports()
+    if name not in found:
+        raise unknown("transport", name, f"transport={name!r}", found)
+    where, make = f"transport {name!r}, at {found[name].value}", imported(found[name], "transport")
+    try:
+        made: Transport = make()
+    except RlsyncError:
+        raise
+    except Exception as error:  # a package's code may raise anything
+        told = f"making a transport raised {type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            told, where, "name a class, or a function, that is called without arguments"
+        ) from error
+    lacking = [member for member in vars(Transport) if member[0] != "_" and not hasattr(made, member)]
+    if lacking:
+        cure = "inherit rlsync.transport.contract.Transport, and see docs/how_to/write_a_transport.md"
+        raise ConfigError(f"a transport lacks {', '.join(lacking)}", where, cure)
+    return made

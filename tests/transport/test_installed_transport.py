@@ -60,6 +60,28 @@ def test_a_transport_without_a_name_is_refused_with_the_nearest() -> None:
         BoardScheme(transport="bord")
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def make(address): ...", r"making a transport raised TypeError: make\(\) missing 1 required.*\n"),
+        ("def make(): raise OSError('no route')", r"making a transport raised OSError: no route\n"),
+        ("class make:\n    layout = None", r"a transport lacks handle, newest_stamp, .*, join, .*\n"),
+    ],
+)
+def test_what_makes_no_transport_is_told_in_three_lines(
+    code: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path.name.replace("-", "_")
+    (tmp_path / f"{module}.py").write_text(code)
+    (tmp_path / "mine-1.dist-info").mkdir()
+    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(
+        f"[rlsync.transports]\nmine = {module}:make\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=told + rf"  where  transport 'mine', at {module}:make\n  cure   "):
+        BoardScheme(transport="mine")
+
+
 def test_a_recipe_whose_workers_read_a_board_in_any_case_takes_no_other_transport() -> None:
     config = configs_of("recipe=impala", "collector.transport=board")[0]
     assert not [*transport_errors(config)]
