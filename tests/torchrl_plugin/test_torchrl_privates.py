@@ -45,6 +45,7 @@ def names_in(source: str) -> set[str]:
     return {name for name in _NAME.findall(source) if is_private(name)}
 
 
+@cache
 def private_names(folder: Path) -> set[str]:
     return {
         name
@@ -52,6 +53,10 @@ def private_names(folder: Path) -> set[str]:
         if COMPAT not in file.parents
         for name in names_in(file.read_text())
     }
+
+
+def theirs() -> set[str]:
+    return private_names(Path(torchrl.__file__).parent)
 
 
 def is_own(node: ast.expr) -> bool:
@@ -123,14 +128,10 @@ def uses_of_inherited(tree: ast.Module, file: Path) -> Iterator[tuple[int, str]]
 
 def found_in(file: Path) -> list[str]:
     tree = ast.parse(file.read_text())
-    allowed = OURS | (TORCHS if file.relative_to(PACKAGE).parts[0] in BELOW else set())
-    uses = [(line, name) for line, name in foreign_accesses(tree) if name in THEIRS - allowed]
+    allowed = private_names(PACKAGE) | (TORCHS if file.relative_to(PACKAGE).parts[0] in BELOW else set())
+    uses = [(line, name) for line, name in foreign_accesses(tree) if name in theirs() - allowed]
     uses += [*private_imports(tree), *uses_of_inherited(tree, file)]
     return [f"{file.relative_to(PACKAGE.parent)}:{line}: {name}" for line, name in sorted(uses)]
-
-
-THEIRS = private_names(Path(torchrl.__file__).parent)
-OURS = private_names(PACKAGE)
 
 
 @pytest.mark.seconds
@@ -159,4 +160,4 @@ def test_the_search_finds_what_it_looks_for(source: str, name: str) -> None:
     tree = ast.parse(source)
     found = [*foreign_accesses(tree), *private_imports(tree)]
     assert [use for _, use in found] == [name]
-    assert name in THEIRS - OURS or name.startswith("torchrl.")
+    assert name in theirs() - private_names(PACKAGE) or name.startswith("torchrl.")
