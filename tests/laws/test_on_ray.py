@@ -1,7 +1,7 @@
 """What holds on Ray: versions on every node, collectors of actors, the actor-learner on a cluster.
 
-The cases are in tests/tools. A session of pytest runs several files of them, one Ray after the other, in a
-network of its own where this user may make one. There are two sessions: one goes on while the other waits.
+The cases are in tests/tools. A session of pytest runs several files of them on one Ray, in a network of its
+own where this user may make one. There are two sessions: one goes on while the other waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.tools.parts.namespaces import in_a_session
 
-#: Files of tests/tools, less their "_cases". Not all of them can share a session.
+#: Files of tests/tools, less their "_cases". They cannot all share a session.
 SESSIONS = {
     "collectors": ("ray_transport", "ray", "ray_board", "ray_crowd"),
     "cluster": ("cluster", "crew", "cluster_recipe", "stop_cluster"),

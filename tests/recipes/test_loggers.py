@@ -157,7 +157,7 @@ def test_nothing_that_was_logged_stays_in_memory_or_goes_into_a_checkpoint(kind:
         assert len(LOGGERS[kind][1](folder)["sync/version"]) == batches
         return sum(f.stat().st_size for f in folder.rglob("checkpoint/components/*-logger/**/*.json"))
 
-    assert logger_bytes(2) == logger_bytes(8) < 1000
+    assert logger_bytes(2) == logger_bytes(4) < 1000
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.supervision import Restarts
 from tests.tools.broken_player import BrokenPlayer
 from tests.tools.cluster_player import CanaryPlayer
-from tests.tools.parts.ray_cluster import own_folder
+from tests.tools.parts.ray_cluster import add_node
 from tests.tools.processes import descendant_pids, is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
@@ -36,43 +36,25 @@ WAIT_S = 200.0
 #: How long an agent may give no answer: longer than a loaded machine keeps it from answering.
 SILENT_S = 30.0
 WORKERS, STEPS, ENVS, CREDITS, SLOTS = 2, 5, 2, 2, 4
+NODE = {"num_cpus": 1, "resources": {"rollouts": 1}, "object_store_memory": 80 * 2**20}
 QUICK = Restarts(at_most=5, first_pause_s=0.1, longest_pause_s=0.5)
-
-#: Ray notices within seconds that a node is gone.
-_HASTY = {
-    "worker_niceness": 0,  # on a loaded machine, agents would take minutes to start
-    "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 10_000,
-    "health_check_failure_threshold": 5,
-}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(one_node: Cluster) -> Iterator[Cluster]:
     """A head, where the learner is, and two nodes for workers."""
-    with own_folder() as folder:
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": _HASTY, "temp_dir": folder}
-        made = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": 80 * 2**20})
-        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-        for _ in range(2):
-            add_node(made)
-        made.wait_for_nodes()
-        try:
-            yield made
-        finally:
-            ray.shutdown()
-            made.shutdown()
-
-
-def add_node(cluster: Cluster) -> object:
-    return cluster.add_node(num_cpus=1, resources={"rollouts": 1}, object_store_memory=80 * 2**20)
+    for _ in range(2):
+        add_node(one_node, **NODE)
+    one_node.wait_for_nodes()
+    yield one_node
+    for node in one_node.list_all_nodes()[1:]:
+        one_node.remove_node(node, allow_graceful=False)
 
 
 @pytest.fixture(scope="module")
 def third_node(cluster: Cluster) -> object:
     """A node that the first test that asks for it adds; its Ray does not count as left by that test."""
-    return add_node(cluster)
+    return add_node(cluster, **NODE)
 
 
 @pytest.fixture(scope="module")

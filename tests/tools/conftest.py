@@ -1,25 +1,29 @@
-"""Rays that several files of cases share; files that start others run first: tests/laws/test_on_ray.py."""
+"""The Ray that the files of cases share in a session: tests/laws/test_on_ray.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+#: Ray notices within seconds that a node is gone.
+_HASTY = {
+    "worker_niceness": 0,  # on a loaded machine, agents would take minutes to start
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 10_000,
+    "health_check_failure_threshold": 5,
+}
+
 
 @pytest.fixture(scope="session")
-def one_ray() -> Iterator[None]:
-    from tests.tools.ray_cases import own_ray
-
-    with own_ray():
-        yield
-
-
-@pytest.fixture(scope="session")
-def one_node() -> Iterator[None]:
+def one_node() -> Iterator[Cluster]:
     """A cluster of one node, to which a run connects."""
     from tests.tools.parts.ray_cluster import cluster_of
 
-    alike = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "_system_config": {"worker_niceness": 0}}
-    with cluster_of(1, **alike):
-        yield
+    with cluster_of(1, num_cpus=1, object_store_memory=80 * 2**20, _system_config=_HASTY) as made:
+        yield made

@@ -39,7 +39,7 @@ from tests.tools.ray_cases import STAMPED, make_actors
 from tests.tools.running import ACTOR, Witness, in_three_lines
 from tests.torchrl_plugin.test_distributed_collectors import CANARY, ended, with_canary
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_node")]
 
 LONG_S = 120.0  # for what takes a second on a machine that has nothing else to do
 

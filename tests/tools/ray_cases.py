@@ -45,7 +45,7 @@ from tests.torchrl_plugin.test_distributed_collectors import (
     with_canary,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_node")]
 
 STAMPED = {"track_policy_version": True}
 

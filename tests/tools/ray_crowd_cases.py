@@ -16,7 +16,7 @@ from tests.tools.ray_cases import STAMPED, make_actors
 from tests.tools.running import ACTOR, Witness
 from tests.torchrl_plugin.test_distributed_collectors import ended
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_node")]
 
 WORKERS = 2
 

@@ -32,7 +32,7 @@ from rlsync.transport.relay.ends import KEPT_IMAGES
 from rlsync.transport.relay.mailbox import Message
 from tests.laws import test_transport_contract as laws
 from tests.tools.board_workers import Acts, filled, plain_layout
-from tests.tools.parts.ray_cluster import cluster_of
+from tests.tools.parts.ray_cluster import add_node
 from tests.tools.processes import wait_until
 from tests.tools.ray_nodes import start_node
 
@@ -60,11 +60,11 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with cluster_of(2, **NODE) as cluster:
-        actors = [start_node(node.node_id) for node in cluster.list_all_nodes()]
-        ray.get([actor.pid.remote() for actor in actors], timeout=LONG_S)
-        yield Nodes(cluster, actors)
+def nodes(one_node: Cluster) -> Nodes:
+    add_node(one_node, **NODE)
+    actors = [start_node(node.node_id) for node in one_node.list_all_nodes()]
+    ray.get([actor.pid.remote() for actor in actors], timeout=LONG_S)
+    return Nodes(one_node, actors)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ def run(installed: Path, folder: Path, module: str, *words: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # those of rlsync are held to the same laws in tests/laws
 def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(installed: Path, tmp_path: Path) -> None:
     words = ("-q", "--pyargs", "rlsync.testing", "-k", "tcp", "-p", "no:cacheprovider")
     told = run(installed, tmp_path, "pytest", *words)
