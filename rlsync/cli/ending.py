@@ -186,7 +186,7 @@ class Interrupts:
         # A second SIGHUP is ignored.
         again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name
         drop_unread()  # the terminal may be closed
-        os.write(2, f"\nstopping after this iteration; {again} again to kill\n".encode())
+        os.write(2, f"\nstopping after this iteration; {again} again kills, without a checkpoint\n".encode())
         if self._stop is not None:
             self._stop("interrupted")
 

@@ -33,12 +33,15 @@ def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint
     return {name: point for name, point in sorted(found.items()) if name not in shipped}
 
 
-def imported(point: EntryPoint, what: str, cure: str = "install the package that has it") -> Any:
+def imported(point: EntryPoint, what: str, cure: str = "") -> Any:
     """What an entry point names; ConfigError, which calls it ``what``, if it cannot be imported."""
     where = f"{what} {point.name!r}, at {point.value}"
     try:
         return point.load()
     except (ImportError, AttributeError, SyntaxError) as error:
+        if isinstance(error, AttributeError):
+            cure = cure or f"name what {point.module} has, in the entry point"
+        cure = cure or f"install what is missing; python -c 'import {point.module}' shows the line"
         raise ConfigError(f"a {what} cannot be imported: {first_line(error)}", where, cure) from error
     except Exception as error:  # the code of the module may raise anything
         told = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.extensions import BOARD, has_package
+from rlsync.core.extensions import BOARD, LOGGERS, has_package, imported, installed
 from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.registry import SHIPPED, recipe_named
@@ -55,6 +55,8 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and not has_package(kind):
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
+    if (point := installed(LOGGERS).get(kind)) is not None:
+        yield from caught(lambda: imported(point, "logger"), "logger.kind")
     if config.recipe.in_stock_collectors:
         yield from stock_device_errors(config)
     yield from config.recipe.errors(config)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import gymnasium
@@ -164,11 +163,13 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         known = isinstance(error, (gymnasium.error.Error, TypeError, ValueError, ImportError))
         told = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
         what = f"cannot make the environment {config.id!r}: {told}"
-        cure = "give an installed gymnasium id, for example env.id=CartPole-v1" + more
+        cure = "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0" + more
         if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
             cure = "install the package that the first line names, or give another env.id"
         elif isinstance(error, ModuleNotFoundError) and ":" in config.id:
-            cure = f"install that package, or name the folder that holds it: PYTHONPATH={Path.cwd()}"
+            cure = "correct its name, install that package, or name the folder that holds it in PYTHONPATH"
+        elif isinstance(error, TypeError):
+            cure = "env.kwargs has its arguments: +env.kwargs.NAME=VALUE adds one, ~env.kwargs.NAME drops it"
         raise ConfigError(what, "env.id and env.kwargs", cure) from error
 
 

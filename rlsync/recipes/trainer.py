@@ -177,11 +177,16 @@ def make_logger(config: Config) -> Logger | None:
             return _wandb(config, run_dir)
         made: Any = {"tensorboard": TensorboardLogger, "csv": CsvFiles}.get(kind)
         make = made or imported(installed(LOGGERS)[kind], "logger")
-        return make(exp_name=METRICS, log_dir=run_dir, **kwargs)
+        logger = make(exp_name=METRICS, log_dir=run_dir, **kwargs)
     except TypeError as error:
         what = f"the {kind} logger does not take these arguments: {first_line(error)}"
-        cure = "see the arguments of TorchRL's logger class, and leave the others out"
+        cure = "give what it lacks, +logger.kwargs.NAME=VALUE, and leave out what it does not know"
         raise ConfigError(what, "logger.kwargs", cure) from error
+    if not isinstance(logger, Logger) or type(logger).log_scalar is Logger.log_scalar:
+        cure = "let it return a torchrl.record.loggers.Logger that has a log_scalar of its own"
+        what = f"the {kind} logger is none: it is a {type(logger).__name__}"
+        raise ConfigError(what, "logger.kind", cure)
+    return logger
 
 
 def _wandb(config: Config, run_dir: str) -> Logger:

@@ -36,7 +36,7 @@ LASER = ("recipe=laser", *IMPALA[1:], "recipe.replay.ratio=2", "recipe.replay.mi
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the run ``ppo``."""
     folder = tmp_path_factory.mktemp("resumed")
-    finished(folder, "train", *FIRST, *PPO, "run_dir=ppo")
+    finished(folder, "train", *FIRST, *PPO, "+env.kwargs.max_episode_steps=100", "run_dir=ppo")
     return folder
 
 
@@ -262,6 +262,11 @@ def test_a_checkpoint_that_was_taken_elsewhere_is_resumed_with_the_config_of_the
     assert "no config.yaml lies beside this checkpoint" in run.output
     assert config_of(tmp_path / "it").recipe.lr == 3e-4
     assert learning_rates(tmp_path / "it") == [3e-4], "the record is true"
+
+
+def test_an_argument_of_the_environment_that_the_run_has_is_named_where_it_is_mistyped(runs: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cure   did you mean 'env\.kwargs\.max_episode_steps'\?"):
+        job_of(f"resume={runs / 'ppo'}", "env.kwargs.max_episode_step=6")
 
 
 @pytest.mark.seconds

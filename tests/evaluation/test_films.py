@@ -239,7 +239,14 @@ class Unseen(CartPoleEnv):
         super().__init__()
 
 
+class ModeOnly(CartPoleEnv):
+    """It takes a mode to render in, and has none."""
+
+    metadata = {"render_modes": []}
+
+
 gymnasium.register("Unseen-v0", entry_point=Unseen, max_episode_steps=20)
+gymnasium.register("ModeOnly-v0", entry_point=ModeOnly, max_episode_steps=20)
 
 
 def refused(config: Config) -> str:
@@ -256,11 +263,12 @@ def test_a_run_that_can_film_is_not_refused(tmp_path: Path) -> None:
     assert job is not None, errors
 
 
-def test_an_environment_without_a_screen_is_refused_before_anything_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Unseen-v0", "ModeOnly-v0"])
+def test_an_environment_without_a_screen_is_refused_before_anything_runs(name: str, tmp_path: Path) -> None:
     config = config_of("dqn", tmp_path)
-    config.env.id = "Unseen-v0"
+    config.env.id = name
     text = refused(config)
-    assert "Unseen-v0 cannot be filmed" in text
+    assert f"{name} cannot be filmed" in text
     assert "recipe.evaluation.video_every=null" in text
 
 

@@ -24,7 +24,7 @@ from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.play import Episode, play
 from rlsync.recipes.checks import check
-from rlsync.recipes.hooks.steering import UnrollReturns
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.replay.settings import ActorCriticConfig, PaceConfig
@@ -163,7 +163,7 @@ def test_a_return_that_training_reports_sums_over_the_lives_of_a_game() -> None:
     collector = UnrollCollector(
         player, LIVES, steps=50, envs_per_worker=2, num_workers=1, start_method="fork", seed=4
     )
-    returns, kept, ends = UnrollReturns(), torch.zeros(2), 0
+    returns, kept, ends = EpisodeReturns(), torch.zeros(2), 0
     told: list[float] = []
     summed: list[float] = []
     try:

@@ -24,7 +24,7 @@ from rlsync.evaluation.process import read_evaluations
 from rlsync.recipes.checks import errors
 from rlsync.recipes.evaluating import APART
 from rlsync.recipes.hooks.measuring import Load, StalenessHistogram, StatisticsHook
-from rlsync.recipes.hooks.steering import MixReplayed, UnrollReturns
+from rlsync.recipes.hooks.steering import EpisodeReturns, MixReplayed
 from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
 from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
@@ -91,7 +91,7 @@ def test_it_trains_publishes_every_batch_and_writes_down_how_old_steps_were(tmp_
     # of a rollout comes back as late as it likes, while the other worker feeds the learner.
     on_time = sum(count for steps, count in lag.counts.items() if steps <= 8)
     assert on_time > trainer.collected_frames / 2, lag.counts
-    assert part(trainer, UnrollReturns).finished > 10
+    assert part(trainer, EpisodeReturns).finished > 10
     statistics = part(trainer, StatisticsHook)
     assert 0 <= statistics.load.workers_waited <= 1
     assert sum(statistics.now().frames_by_worker.values()) == trainer.collected_frames
@@ -106,7 +106,7 @@ def test_cartpole_reaches_450(tmp_path: Path) -> None:
         collector=CollectorConfig("async", frames_per_batch=160),
         recipe=ImpalaConfig(target_return=450.0),
     )
-    assert part(trained(config), UnrollReturns).reached
+    assert part(trained(config), EpisodeReturns).reached
 
 
 @pytest.mark.processes

@@ -16,6 +16,7 @@ from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLo
 from rlsync import ConfigError, Every, LogPolicyLag, LogReceipts, SyncWeights
 from rlsync.recipes import ppo
 from rlsync.recipes.bounds import bound_errors
+from rlsync.recipes.checks import errors
 from rlsync.recipes.run_files import METRICS
 from rlsync.recipes.settings import Config, LoggerConfig
 from rlsync.recipes.trainer import make_logger
@@ -215,17 +216,63 @@ def test_an_argument_that_the_logger_does_not_take_is_refused(kind: str, tmp_pat
 # ------------------------------------------------------------------------- a logger of an installed package
 
 
+OWN_LOGGER = """
+from torchrl.record.loggers import Logger
+
+class Silent(Logger):
+    def _create_experiment(self):
+        pass
+
+class Own(Silent):
+    def __init__(self, exp_name, log_dir, more):
+        super().__init__(exp_name, log_dir)
+        self.more = more
+
+    def log_scalar(self, name, value, step=None):
+        pass
+
+make = Own
+
+def nothing(**given):
+    pass
+
+def silent(**given):
+    return Silent(**given)
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "told", "cure"),
+    [
+        ("nothing", "the own logger is none: it is a NoneType", "a log_scalar of its own"),
+        ("silent", "the own logger is none: it is a Silent", "a log_scalar of its own"),
+        ("make", "missing 1 required positional argument: 'more'", r"\+logger.kwargs.NAME=VALUE"),
+        ("mkae", "has no attribute 'mkae'", "name what own_logger_.* has, in the entry point"),
+    ],
+)
+def test_what_is_no_logger_is_told_before_a_worker_runs(
+    entry: str, told: str, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_installed(tmp_path, "own", f"[rlsync.loggers]\nown = own_logger_{entry}:{entry}\n")
+    (tmp_path / f"own_logger_{entry}.py").write_text(OWN_LOGGER)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{told}.*\n  where  .*\n  cure   .*{cure}"):
+        make_logger(Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="own")))
+
+
 def test_a_logger_of_an_installed_package_is_chosen_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_installed(tmp_path, "own", "[rlsync.loggers]\nown = own_logger:make\nlost = nowhere:make\n")
-    (tmp_path / "own_logger.py").write_text("def make(**given):\n    return given\n")
+    (tmp_path / "own_logger.py").write_text(OWN_LOGGER)
     monkeypatch.syspath_prepend(tmp_path)
     config = Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="own", kwargs={"more": 1}))
     assert [*bound_errors(config)] == []
     made: Any = make_logger(config)
-    assert made == {"exp_name": METRICS, "log_dir": str(tmp_path), "more": 1}
-    with pytest.raises(ConfigError, match="a logger cannot be imported: No module named 'nowhere'"):
-        make_logger(Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="lost")))
+    assert (made.exp_name, made.log_dir, made.more) == (METRICS, str(tmp_path), 1)
+    lost = Config(logger=LoggerConfig(kind="lost"))
+    (error,) = errors(lost)  # before anything runs
+    assert "a logger cannot be imported: No module named 'nowhere'\n" in str(error)
+    assert error.cure == "install what is missing; python -c 'import nowhere' shows the line"
     (error,) = bound_errors(Config(logger=LoggerConfig(kind="owm")))
     assert error.cure == "did you mean 'own'? give one of csv, tensorboard, wandb, none, lost, own"

@@ -11,7 +11,7 @@ import pytest
 from rlsync import BoardScheme, ConfigError
 from rlsync.recipes.checks import transport_errors
 from tests.tools.parts.configs import configs_of
-from tests.tools.programs import installed_from, run_program
+from tests.tools.programs import as_installed, installed_from, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how_to" / "write_a_transport.md"
@@ -74,10 +74,7 @@ def test_what_makes_no_transport_is_told_in_three_lines(
 ) -> None:
     module = tmp_path.name.replace("-", "_")
     (tmp_path / f"{module}.py").write_text(code)
-    (tmp_path / "mine-1.dist-info").mkdir()
-    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(
-        f"[rlsync.transports]\nmine = {module}:make\n"
-    )
+    as_installed(tmp_path, "mine", f"[rlsync.transports]\nmine = {module}:make\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=told + rf"  where  transport 'mine', at {module}:make\n  cure   "):
         BoardScheme(transport="mine")

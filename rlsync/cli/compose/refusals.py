@@ -59,6 +59,7 @@ def of_option(override: Override, offered: list[str]) -> Iterator[ConfigError]:
             yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
     elif option not in offered:
         by_id = f"for an environment by its id write env.id={option}; " if group == ENV else ""
+        by_id += f"for a logger of a package write logger.kind={option}; " if group == "logger" else ""
         cure = f"{did_you_mean(nearest(str(option), offered))}{by_id}{group} is one of {', '.join(offered)}"
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
@@ -74,7 +75,8 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
     if below_free or (key in FREE_FORM and override.value()):
         if not adds and (key in FREE_FORM or key not in known):
             what = f"{key} is empty" if key in FREE_FORM else f"unknown key {key!r}"
-            yield ConfigError(what, where, f"an argument that is new here is added: write +{line}")
+            near = did_you_mean(nearest(key, known))
+            yield ConfigError(what, where, f"{near}an argument that is new here is added: write +{line}")
     elif above := _list_above(key, known):
         yield ConfigError(f"unknown key {key!r}", where, _all_entries(f"{above}.0"))
     elif key not in known:
@@ -91,6 +93,8 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     if not isinstance(inner, OmegaConfBaseException):
         inner = error
     what, cure = first_line(inner), SEE_ALL
+    if kind := re.search("could not be converted to (Integer|Float)", what):
+        cure = f"give a {'whole number' if kind[1] == 'Integer' else 'number'}; {SEE_ALL}"
     if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
         names = [spec.name for spec in fields(inner.object_type)]
         cure = f"{did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"

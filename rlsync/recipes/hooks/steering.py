@@ -105,7 +105,13 @@ class EpisodeReturns(TrainerHookBase):
         self._trainer.request_stop(why)
 
     def ended(self, batch: TensorDictBase) -> list[float]:
-        returns: list[float] = batch["next", "reward_sum"][batch["next", "done"]].flatten().tolist()
+        """Returns of episodes that end in it; of unrolls, where lost lives end episodes, those of games."""
+        lengths = batch.get((COLLECTOR, EPISODE_LENGTH), None)
+        if lengths is None:
+            over, of_all = batch["next", "done"], batch["next", "reward_sum"]
+        else:
+            over, of_all = lengths > 0, batch.get((COLLECTOR, EPISODE_RETURN))
+        returns: list[float] = of_all[over].flatten().tolist()
         return returns
 
     def register(self, trainer: Trainer, name: str = "episode_returns") -> None:
@@ -120,15 +126,6 @@ class EpisodeReturns(TrainerHookBase):
         self.newest.clear()
         self.newest.extend(state_dict["newest"])
         self.finished = state_dict["finished"]
-
-
-class UnrollReturns(EpisodeReturns):
-    """The mean return of the newest finished episodes of unrolls; where lost lives end episodes, of games."""
-
-    def ended(self, batch: TensorDictBase) -> list[float]:
-        over = batch.get((COLLECTOR, EPISODE_LENGTH)) > 0
-        returns: list[float] = batch.get((COLLECTOR, EPISODE_RETURN))[over].tolist()
-        return returns
 
 
 class EpsilonDecay(TrainerHookBase):

@@ -15,7 +15,7 @@ from rlsync import LogPolicyLag
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.env_settings import refuse_unsaid_protocol
-from rlsync.recipes.hooks.steering import MixReplayed, UnrollReturns
+from rlsync.recipes.hooks.steering import EpisodeReturns, MixReplayed
 from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
@@ -127,7 +127,7 @@ def register_hooks(
         number = 0 if shared is None else shared.agent
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps, agent=number)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
-    UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
+    EpisodeReturns(recipe.target_return, recipe.target_episodes).register(trainer)
     if recipe.evaluation.every_frames:
         greedy = in_dtype(network.player(deterministic=True), parts.workers_dtype(run.config.sync))
         parts.make_evaluator(run, collector, greedy).register(trainer)
