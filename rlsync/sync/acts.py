@@ -185,18 +185,21 @@ def idle_leaves(module: nn.Module, where: str, call: Call, *, alias: bool) -> tu
 
 def in_mid_episode(given: TensorDictBase) -> TensorDictBase:
     """An input of a policy as from the middle of an episode: see :data:`Call`."""
-    for key, value in list(given.items(True, True)):
+    for number, (key, value) in enumerate(list(given.items(True, True))):
         if isinstance(value, Tensor):
-            given.set(key, mid_episode(value, is_init=key == "is_init"))
+            given.set(key, mid_episode(value, number, is_init=key == "is_init"))
     return given
 
 
-def mid_episode(value: Tensor, *, is_init: bool = False) -> Tensor:
-    """One tensor of such an input. Masks and numbers of a choice stay as they are."""
+def mid_episode(value: Tensor, number: int = 0, *, is_init: bool = False) -> Tensor:
+    """One tensor of such an input. Masks and numbers of a choice stay as they are. Tensors with other
+    numbers have other values: a policy may subtract what it remembers from what it sees.
+    """
     if is_init:
         return torch.zeros_like(value)
     if value.dtype.is_floating_point:
-        return torch.linspace(0.1, 1.0, max(1, value.numel())).to(value)[: value.numel()].view(value.shape)
+        values = torch.linspace(0.1 + number / 8, 1.0 + number / 4, max(1, value.numel()))
+        return values.to(value)[: value.numel()].view(value.shape)
     if value.dtype is torch.uint8:  # pixels
         return (torch.arange(value.numel(), device=value.device) % 251 + 1).to(value.dtype).view(value.shape)
     return value

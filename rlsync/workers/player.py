@@ -181,8 +181,8 @@ def player_call(player: Player, device: torch.device) -> Call:
         reward = torch.zeros(_ROWS, device=device)
         state = {name: value.to(device) for name, value in player.begin(_ROWS, generator).items()}
         if not plain:
-            observation, reward = mid_episode(observation), mid_episode(reward)
-            state = {name: mid_episode(value) for name, value in state.items()}
+            observation, reward = mid_episode(observation), mid_episode(reward, 1)
+            state = {name: mid_episode(state[name], number) for number, name in enumerate(state, 2)}
         is_init = torch.full((_ROWS,), plain, device=device)
         acted = player.act(observation, is_init, reward, state, generator)
         return [acted.action, *acted.records.values(), *acted.state.values()]

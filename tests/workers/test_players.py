@@ -24,6 +24,8 @@ from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_ve
 from rlsync.recipes.impala.recipe import RECIPE
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
+from rlsync.sync.acts import examined
+from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.frames import RolloutShape, check_batch, concatenate
 from rlsync.workers.player import (
@@ -33,6 +35,7 @@ from rlsync.workers.player import (
     Record,
     State,
     materialised,
+    player_call,
     player_of,
     without_memory,
 )
@@ -498,3 +501,26 @@ def test_a_worker_process_loads_neither_torchrl_nor_tensordict(module: str) -> N
     code = f"import sys, {module}; print([name for name in ('torchrl', 'tensordict') if name in sys.modules])"
     told = fresh_python("-c", code, cwd=REPO)
     assert told.stdout.strip() == "[]"
+
+
+class AgainstItsMean(Player):
+    """Acts on what it sees less what it remembers."""
+
+    def __init__(self) -> None:
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        super().__init__({"policy": self.net}, DiscreteActions(2), (3,))
+
+    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+        return {"mean": torch.zeros(num_envs, 3)}
+
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        mean = torch.where(is_init[:, None], observation, state["mean"])
+        return Acted(self.net(observation - mean).argmax(-1), {}, {"mean": (mean + observation) / 2})
+
+
+def test_weights_of_a_player_that_subtracts_what_it_remembers_act() -> None:
+    player = AgainstItsMean()
+    found = examined(player.modules, player_call(player, CPU), alias=["policy"])
+    assert (found.idle, found.unknown) == ({}, {})
