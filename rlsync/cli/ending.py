@@ -109,6 +109,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None  #: the first one
+        self.within_s: float | None = None  #: how long the attached stop may take
         self._stop: Callable[[str], object] | None = None
         self._came = False  # one of this process's own
 
@@ -186,7 +187,9 @@ class Interrupts:
         # A second SIGHUP is ignored.
         again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name
         drop_unread()  # the terminal may be closed
-        os.write(2, f"\nstopping after this iteration; {again} again kills, without a checkpoint\n".encode())
+        limit = "" if self.within_s is None else f", or in {self.within_s:g} s"
+        told = f"stopping after this iteration{limit}; {again} again kills, without a checkpoint"
+        os.write(2, f"\n{told}\n".encode())
         if self._stop is not None:
             self._stop("interrupted")
 
