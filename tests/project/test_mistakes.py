@@ -70,7 +70,7 @@ TYPED: dict[str, dict[str, str]] = {
         "recipe=dqn": "",
         "env=pendulum": "recipe serves environments like CartPole-v1",
     },
-    "an environment of one's own": {"env.id=my_envs:Point-v0": "name the folder that holds it: PYTHONPATH="},
+    "an environment of one's own": {"env.id=my_envs:Point-v0": "name the folder that holds it in PYTHONPATH"},
     "no trigger": {"sync.when.every=null": "give one of them, for example sync.when.every=1"},
     "a number for a list": {"recipe.hidden=64": "a list is written in brackets: recipe.hidden=[64]"},
     "a map in braces": {"sync.map={policy:x}": "'sync.map=[{destination:policy,source:PATH}]'"},
