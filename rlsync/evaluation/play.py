@@ -214,6 +214,8 @@ def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
                 case _:
                     raise ValueError(f"a {type(spec).__name__} has no screen")
             envs.reset(seed)
+    except RlsyncError:
+        raise
     except Exception as error:  # it is foreign code, which may raise anything
         raise _nothing_to_see(spec, first_line(error), leave_out) from error
     frame = envs.frame

@@ -182,7 +182,9 @@ def make_logger(config: Config) -> Logger | None:
         what = f"the {kind} logger does not take these arguments: {first_line(error)}"
         cure = "give what it lacks, +logger.kwargs.NAME=VALUE, and leave out what it does not know"
         raise ConfigError(what, "logger.kwargs", cure) from error
-    if not isinstance(logger, Logger) or type(logger).log_scalar is Logger.log_scalar:
+    # TorchRL's loggers in processes of their own do not inherit Logger.
+    own = getattr(type(logger), "log_scalar", Logger.log_scalar) is not Logger.log_scalar
+    if not own or not hasattr(logger, "close"):
         cure = "let it return a torchrl.record.loggers.Logger that has a log_scalar of its own"
         what = f"the {kind} logger is none: it is a {type(logger).__name__}"
         raise ConfigError(what, "logger.kind", cure)

@@ -236,6 +236,12 @@ make = Own
 def nothing(**given):
     pass
 
+class Bare:
+    def __init__(self, **given):
+        pass
+
+    log_scalar = Own.log_scalar
+
 def silent(**given):
     return Silent(**given)
 """
@@ -245,6 +251,7 @@ def silent(**given):
     ("entry", "told", "cure"),
     [
         ("nothing", "the own logger is none: it is a NoneType", "a log_scalar of its own"),
+        ("Bare", "the own logger is none: it is a Bare", "Logger that has a log_scalar"),
         ("silent", "the own logger is none: it is a Silent", "a log_scalar of its own"),
         ("make", "missing 1 required positional argument: 'more'", r"\+logger.kwargs.NAME=VALUE"),
         ("mkae", "has no attribute 'mkae'", "name what own_logger_.* has, in the entry point"),
