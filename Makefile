@@ -68,7 +68,7 @@ test-touched: $(VENV)/.stamp-dev
 	-m thorough --budget-s $(BUDGET_S) $(ARGS) $$folders || [ $$? = 5 ]; fi
 
 # These wait for nothing: a process for each core is enough, and each one more would load torch and all tests again.
-test-quick: JOBS = $(shell nproc 2>/dev/null || echo 2)
+test-quick: JOBS = $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 test-quick: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds and not thorough' $(ARGS)
 

@@ -164,6 +164,7 @@ def test_a_value_of_the_wrong_type_is_told_beside_unknown_keys(capsys: pytest.Ca
     ]
 
 
+@pytest.mark.seconds
 def test_numbers_of_impala_that_do_not_go_together_are_all_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -219,6 +220,7 @@ def test_an_environment_without_its_package_is_not_cured_by_another_id(
     assert cure == "  cure   install the package that the first line names, or give another env.id"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("recipe", ["ppo", "impala"])
 @pytest.mark.parametrize("argument", ["max_episode_steps=0", "no_such_argument=1"])
 @pytest.mark.each_value

@@ -78,6 +78,7 @@ def test_a_key_has_the_type_the_range_and_the_default_of_the_chosen_option() -> 
     assert (frames.value, frames.comment) == (160, "Must be unroll_length x batch_size.")
 
 
+@pytest.mark.seconds
 def test_the_verb_prints_the_keys_of_a_choice_and_refuses_a_typo(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "logger=tensorboard", "--keys"]) == 0
     said = capsys.readouterr().out

@@ -135,6 +135,7 @@ def kind_of(command: str) -> object:
     return frozenset(word if word.startswith("recipe=") else word.partition(".")[0] for word in words)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("command", first_of_each(commands(), kind_of))
 @pytest.mark.one_case
 def test_the_commands_in_the_comments_are_right(command: str) -> None:
@@ -160,6 +161,7 @@ def typos_of(name: str) -> list[str]:
     return [name[:-1], name + name[-1], *([swapped] if swapped != name else [])]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.one_case
 def test_a_typo_in_any_key_of_any_group_is_nearest_to_that_key(recipe: str) -> None:

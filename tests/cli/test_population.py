@@ -44,6 +44,7 @@ SHORT = (
 )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [

@@ -77,6 +77,7 @@ def on_a_cluster() -> Config:
     return config
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -129,6 +130,7 @@ def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are
     assert "no schedule" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -167,6 +169,7 @@ def test_the_frame_of_a_run_without_a_schedule_is_refused(tmp_path: Path, capsys
     assert "no schedule" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 def test_a_frame_is_told_and_compared_with_the_row_that_the_run_keeps(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,11 +73,13 @@ def refusal(root: object, text: str) -> SourceNotFound:
 # ---------------------------------------------------------------------------------- grammar
 
 
+@pytest.mark.seconds
 @given(paths)
 def test_what_is_written_is_read_back_the_same(path: Path) -> None:
     assert parse(str(path)) == path
 
 
+@pytest.mark.seconds
 @given(paths)
 def test_the_spelling_is_canonical(path: Path) -> None:
     assert str(parse(str(path))) == str(path)

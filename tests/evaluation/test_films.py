@@ -112,6 +112,7 @@ def test_the_last_frame_is_the_end_of_the_episode_and_not_the_next_beginning() -
     assert np.array_equal(np.stack(frames), np.stack(shown))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "spec",
     [
@@ -140,6 +141,7 @@ def test_an_atari_film_shows_in_colour_what_the_network_sees_in_grey(spec: Atari
     envs.close()
 
 
+@pytest.mark.seconds
 def test_a_film_that_goes_apart_from_the_game_is_refused() -> None:
     envs = FilmedAtari(AtariEnvs("pong"))
     envs.reset(0)

@@ -122,6 +122,7 @@ def test_one_observation_alone_is_a_row_of_a_batch(case: str) -> None:
         assert all(torch.allclose(state[name][0], states[name][row]) for name in states)
 
 
+@pytest.mark.seconds
 def test_actions_are_within_the_bounds_of_the_environment() -> None:
     policy, envs = policy_of("impala")
     with torch.no_grad():
@@ -145,6 +146,7 @@ def test_what_is_drawn_comes_from_torchs_random_numbers(case: str) -> None:
     assert not torch.equal(*first), "an episode that begins does not begin with the same numbers"
 
 
+@pytest.mark.seconds
 def test_a_policy_with_a_memory_says_so_and_others_return_an_action_alone() -> None:
     memory = {case: [*policy_of(case)[0].memory] for case in ("ppo", "laser", "impala-lstm", "dreamer_v1")}
     assert memory == {
@@ -239,6 +241,7 @@ def of_ppo() -> Iterator[tuple[Policy, Envs]]:
     envs.close()
 
 
+@pytest.mark.seconds
 def test_a_file_that_would_act_in_another_way_is_not_written(
     of_ppo: tuple[Policy, Envs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_lock_that_is_refused_because_somebody_looks_at_it_does_no_harm(modes:
     assert "coalesced" in found.violations, "also a free slot may be refused"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("mode", ["alias", "copy"])
 @pytest.mark.parametrize(
     ("without", "found_is"),

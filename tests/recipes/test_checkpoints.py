@@ -81,6 +81,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_whatever_file_is_damaged_is_named_and_nothing_is_written(saved: Path, damage: str) -> None:
     names = sorted(str(f.relative_to(saved)) for f in saved.rglob("*") if f.is_file() and f.name != DIGESTS)

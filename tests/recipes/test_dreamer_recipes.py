@@ -90,6 +90,7 @@ def frames_of(num_envs: int = 1, frames: int = 60, seed: int = 0) -> list[Tensor
     return batches
 
 
+@pytest.mark.seconds
 def test_an_episode_of_n_steps_gives_n_plus_one_rows_across_batches() -> None:
     batches = frames_of(frames=120)
     rows = torch.cat([as_rows(batch) for batch in batches])

@@ -100,6 +100,7 @@ def differentiated(loss: DreamerV3Loss, compute: Callable[[], Any]) -> list[dict
     return [found, dict(zip(names, gradients, strict=True)), buffers, {"draw": torch.rand(1)}]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "kind", ["discrete", "continuous", pytest.param("pictures", marks=pytest.mark.thorough)]
 )
@@ -119,6 +120,7 @@ def test_losses_gradients_and_draws_are_torchrls(kind: str, monkeypatch: pytest.
         assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.seconds
 def test_updates_write_what_torchrls_stepper_writes_and_a_hook_inside_sends_them_its_way() -> None:
     spaces = SPACES["discrete"]
     ways = [learner(spaces, pure_way=pure_way) for pure_way in (True, False)]

@@ -219,6 +219,7 @@ def test_with_the_option_all_convolutions_run_channels_last(torso: str) -> None:
     assert all(out.is_contiguous(memory_format=torch.channels_last) for out in outputs)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("outside", [False, True], ids=["option", "caller's autocast"])
 def test_bfloat16_is_for_the_torso_alone(outside: bool) -> None:
     plain = ImpalaNet(PIXELS, Categorical(5), torso="shallow", lstm=8)
@@ -444,9 +445,10 @@ def test_a_network_with_a_torso_in_threads_still_travels_to_workers() -> None:
 def test_an_error_in_one_thread_reaches_the_caller_and_the_next_pass_runs() -> None:
     net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
     inputs = unroll_inputs(net)
-    with pytest.raises(RuntimeError, match="expected input"):
-        net(**(inputs | {"observation": inputs["observation"][:, :, :3]}))
-    net(**inputs).value.sum().backward()
+    for _ in range(5):  # a thread that went on could stop the next pass for ever
+        with pytest.raises(RuntimeError, match="expected input"):
+            net(**(inputs | {"observation": inputs["observation"][:, :, :3]}))
+        net(**inputs).value.sum().backward()
 
 
 def test_a_torso_runs_in_one_thread_at_least() -> None:

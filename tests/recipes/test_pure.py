@@ -210,6 +210,7 @@ def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MixedMLP, "forward", MLP.forward)
 
 
+@pytest.mark.seconds
 @pytest.mark.each_value
 @every_recipe
 @pytest.mark.parametrize("seed", range(8))

@@ -48,6 +48,7 @@ def test_each_environment_of_a_worker_makes_the_frames_of_one_that_gymnasium_mad
             length = 0 if terminated or truncated else length
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "config",
     [

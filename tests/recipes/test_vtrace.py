@@ -269,6 +269,7 @@ def test_bfloat16_is_summed_in_float32() -> None:
     assert close(targets.double(), vtrace(**exact, gamma=0.99)[0], 1e-5)
 
 
+@pytest.mark.seconds
 def test_it_compiles_into_one_graph() -> None:
     parts = unroll(10, 5, 3)
     values = {"gamma": 0.9, "rho_bar": 2.0, "lam": 0.8}

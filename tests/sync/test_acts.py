@@ -111,6 +111,7 @@ def of(module: nn.Module, *, alias: bool = True) -> Acting:
     return examined({"policy": module}, call_of(module), alias=["policy"] if alias else [])
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("alias", [True, False])
 @pytest.mark.parametrize(
     "make",

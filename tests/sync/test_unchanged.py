@@ -70,6 +70,7 @@ def adam(parameters: Any, **options: Any) -> torch.optim.Adam:
 # ---------------------------------------------------------------------------------- what is told of
 
 
+@pytest.mark.seconds
 def test_a_map_on_a_copy_is_told_of_once_with_what_the_optimizer_moves() -> None:
     trainer = make_trainer(batches=25)
     trainer.my_policy = copy.deepcopy(trainer.loss_module.actor_network)
@@ -84,6 +85,7 @@ def test_a_map_on_a_copy_is_told_of_once_with_what_the_optimizer_moves() -> None
     assert len(hook.receipts) == 26, "it is a warning: the training goes on"
 
 
+@pytest.mark.seconds
 def test_the_warning_comes_with_the_tenth_publish_and_not_before() -> None:
     for batches, warned in ((9, 0), (10, 1)):
         trainer = make_trainer(batches)
@@ -92,6 +94,7 @@ def test_the_warning_comes_with_the_tenth_publish_and_not_before() -> None:
         assert len(told(trainer.train)) == warned
 
 
+@pytest.mark.seconds
 def test_an_optimizer_on_a_copy_is_told_of() -> None:
     trainer = make_trainer()
     step_with(trainer, adam(copy.deepcopy(trainer.loss_module).parameters()))
@@ -102,6 +105,7 @@ def test_an_optimizer_on_a_copy_is_told_of() -> None:
     assert f"no optimizer holds {gets}" in warning.where
 
 
+@pytest.mark.seconds
 def test_a_loss_on_a_copy_of_the_policy_is_told_of_although_the_critic_learns() -> None:
     actor, critic = make_policy(), make_critic()
     trainer = make_trainer(loss=ClipPPOLoss(copy.deepcopy(actor), critic))
@@ -113,6 +117,7 @@ def test_a_loss_on_a_copy_of_the_policy_is_told_of_although_the_critic_learns() 
     assert "no optimizer holds loss_module.actor_network_params" in warning.where
 
 
+@pytest.mark.seconds
 def test_torchrls_arguments_get_the_warning_too() -> None:
     trainer = make_trainer()
     trainer.my_policy = copy.deepcopy(trainer.loss_module.actor_network)

@@ -227,6 +227,7 @@ def test_distributed_data_parallel_names_are_unwrapped_also_in_the_middle(
     assert Leaves(wrapped, "policy").tensors()[0] is inner[0].weight
 
 
+@pytest.mark.seconds
 def test_torch_compile_names_are_unwrapped_also_in_the_middle() -> None:
     inner = net()
     compiled = torch.compile(inner)

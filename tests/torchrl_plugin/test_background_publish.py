@@ -38,6 +38,7 @@ def board() -> Iterator[CountedBoard]:
     board.close()
 
 
+@pytest.mark.seconds
 def test_what_is_not_put_off_is_copied_when_publish_returns_and_the_version_is_whole_after_join(
     board: CountedBoard,
 ) -> None:
@@ -49,6 +50,7 @@ def test_what_is_not_put_off_is_copied_when_publish_returns_and_the_version_is_w
     assert [view.unique().tolist() for view in board.newest_views()] == [[1.0], [1.0]]
 
 
+@pytest.mark.seconds
 def test_readers_see_the_version_before_until_all_of_it_is_copied(board: CountedBoard) -> None:
     seen: list[Tensor] = []
     reader = BoardReader(board.handle, lambda version, layout, views: bool(seen.extend(views)))

@@ -89,6 +89,7 @@ def leaves(plan: object) -> set[tuple[str, ...]]:
     return {(spelt(row.destination), spelt(row.source), str(row.verdict)) for row in plan.check().rows}
 
 
+@pytest.mark.seconds
 @pixels
 @pytest.mark.parametrize("make", [make_v1, make_v3])
 @pytest.mark.each_value
@@ -142,6 +143,7 @@ def test_what_is_excluded_takes_no_part_in_acting(recurrent_model: str) -> None:
     assert outcome(player) != before
 
 
+@pytest.mark.seconds
 def test_a_player_of_version_3_may_have_its_prior_at_the_end() -> None:
     dreamer = make_v3()
     own = copy.deepcopy(dreamer.with_the_prior_last())

@@ -103,6 +103,7 @@ def test_a_prior_at_the_end_makes_the_belief_of_the_next_step() -> None:
     assert found == expected(frames, "recompute")
 
 
+@pytest.mark.seconds
 def test_recompute_keeps_a_window_of_steps() -> None:
     dreamer = make_canary(3)
     frames = collected(
@@ -141,6 +142,7 @@ def test_the_recomputed_state_is_what_the_new_weights_make_of_the_episode() -> N
         again["previous_action"] = frame["action"].float()
 
 
+@pytest.mark.seconds
 @choices
 @pytest.mark.one_case
 def test_each_of_several_environments_has_an_episode_of_its_own(on_adoption: str) -> None:

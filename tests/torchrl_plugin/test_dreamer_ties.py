@@ -151,6 +151,7 @@ def test_a_tie_that_cannot_be_repaired_is_refused(breaks: Break) -> None:
     assert "policy.player.module[0].module.model.0.weight" in str(wrong.value)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("breaks", [compile_it, compile_in_place])
 def test_a_compiled_module_stays_tied(breaks: Break) -> None:
     receipt = published(breaks, shared=False)[1]

@@ -67,6 +67,7 @@ def logged(trainer: OfflineToOnlineTrainer, name: str) -> list[float]:
     return [float(value) for value in trainer._log_dict[name]]
 
 
+@pytest.mark.seconds
 def test_frames_that_lost_their_stamps_in_the_mix_are_logged_as_of_unknown_age() -> None:
     trainer, sync = mixing(None)
     LogPolicyLag(sync).register(trainer)
@@ -125,6 +126,7 @@ def test_a_bound_raises_for_a_frame_of_unknown_age_unless_told_otherwise(stamp: 
     assert "unknown='keep'" in raised.value.cure
 
 
+@pytest.mark.seconds
 def test_a_bound_may_keep_frames_of_unknown_age_and_bounds_the_others() -> None:
     trainer, sync = mixing(-1)
     BoundStaleness(sync, 1, "drop", unknown="keep").register(trainer)
@@ -135,6 +137,7 @@ def test_a_bound_may_keep_frames_of_unknown_age_and_bounds_the_others() -> None:
     assert logged(trainer, "staleness/dropped_frames")[-1] > 0
 
 
+@pytest.mark.seconds
 def test_a_bound_may_drop_frames_of_unknown_age() -> None:
     trainer, sync = mixing(-1)
     BoundStaleness(sync, 100, "drop", unknown="drop").register(trainer)
@@ -144,6 +147,7 @@ def test_a_bound_may_drop_frames_of_unknown_age() -> None:
     assert logged(trainer, "staleness/dropped_frames")[0] == BATCH
 
 
+@pytest.mark.seconds
 def test_a_bound_that_waits_puts_publishes_off_for_known_frames_only() -> None:
     trainer, sync = mixing(-1)
     hook = BoundStaleness(sync, 100, "wait", unknown="keep")

@@ -98,6 +98,7 @@ def test_a_forgotten_trainer_ends_the_training_at_the_first_call_with_the_cure(t
     assert "pass trainer=trainer to SyncWeights, or call hook.register(trainer)" in refused.value.cure
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", UNBOUND)
 def test_every_hook_that_has_no_trainer_names_register_as_the_cure(trainer: Trainer, name: str) -> None:
     stage, make = UNBOUND[name]
@@ -168,6 +169,7 @@ def make_trainer(batches: int = 12) -> Trainer:
     )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("kind", ["SyncWeights", "UpdateWeights"])
 @pytest.mark.parametrize("stage", [None, "setup", "post_steps", "post_optim", "post_epoch"])
 @pytest.mark.one_case
@@ -186,6 +188,7 @@ def test_a_bound_hook_that_its_trainer_does_not_call_is_told_of_once(kind: str, 
         assert told == []
 
 
+@pytest.mark.seconds
 def test_publishing_by_hand_is_no_mistake() -> None:
     trainer = make_trainer()
     hook = SyncWeights(MAP, trainer=trainer)
@@ -362,6 +365,7 @@ def test_steps_that_a_way_of_the_users_own_makes_are_not_foreseen() -> None:
     trainer.collector.shutdown()
 
 
+@pytest.mark.seconds
 @pytest.mark.one_case
 @pytest.mark.parametrize("uses_both", [True, False])
 def test_a_sent_layer_without_gradients_is_told_of_after_ten_steps(uses_both: bool) -> None:
@@ -399,6 +403,7 @@ def test_a_board_without_a_hook_is_told_of_after_the_first_batch(registered: boo
     assert all("nothing publishes to the workers of this collector" in warning.what for warning in told)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("how", ["forgotten", "registered", "called by hand"])
 def test_an_update_weights_that_was_never_registered_is_told_of_after_the_first_batch(how: str) -> None:
     trainer = silent_trainer(make_collector(make_policy()))

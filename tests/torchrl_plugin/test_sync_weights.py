@@ -212,6 +212,7 @@ def test_a_policy_that_is_replaced_by_a_copy_is_written_from_then_on():
     trainer.collector.shutdown()
 
 
+@pytest.mark.seconds
 def test_a_thread_that_collects_takes_weights_between_rollouts_only():
     from torchrl.data import LazyTensorStorage, ReplayBuffer
 

@@ -370,6 +370,7 @@ def test_an_in_process_collector_is_compared_with_what_it_was_given() -> None:
     assert verify.deviations == []
 
 
+@pytest.mark.seconds
 def test_a_question_that_all_have_answered_is_counted_once() -> None:
     actor = make_counted_policy()
     trainer = make_trained(make_collector(copy.deepcopy(actor)), actor, batches=7)

@@ -137,6 +137,7 @@ def test_a_number_that_differs_between_learner_and_worker_is_named() -> None:
             trainer.train()
 
 
+@pytest.mark.seconds
 def test_a_collector_in_this_process_is_compared() -> None:
     began_s = time.time()
     with running(make_collector(actor_of(make_mlp(ACTIONS)))) as collector:
@@ -153,6 +154,7 @@ def test_a_collector_in_this_process_is_compared() -> None:
             trainer.train()
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("generator", [None, torch.Generator()])
 @pytest.mark.one_case
 def test_what_draws_random_numbers_is_no_alarm_and_the_parts_inside_it_are_compared(
@@ -204,6 +206,7 @@ def test_power_is_shown_by_the_version_before_even_if_the_learner_stands_still()
             assert (judged.held, judged.powerless, judged.wrong) == (moves, ("policy",) * (not moves), ())
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "by",
     [

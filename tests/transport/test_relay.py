@@ -143,6 +143,7 @@ def never_forget_a_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mailbox, "_forget", lambda *_: None)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("break_it", "law"),
     [

@@ -335,6 +335,7 @@ def test_files_lie_in_the_folder_while_the_replay_lives_and_are_gone_after(tmp_p
 # ------------------------------------------------------------------------------------- the ratio
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("ratio", [0, 0.1, 0.5, 1, 1.25, 7])
 def test_after_n_online_unrolls_exactly_ratio_times_n_were_replayed(ratio: float) -> None:
     mix = ReplayMix(UnrollReplay(100 * STEPS), ratio)
@@ -478,6 +479,7 @@ def test_the_state_of_another_agent_s_network_is_zeroed_or_kept_by_option_and_on
         assert bool(nonzero[~own].any()) is (option == "keep")
 
 
+@pytest.mark.seconds
 def test_agents_in_threads_of_their_own_share_a_replay(tmp_path: Path) -> None:
     replay = UnrollReplay(50 * STEPS, path=tmp_path)
     failures: list[object] = []
@@ -590,6 +592,7 @@ def bandit(logits: Tensor, unrolls: int, dice: torch.Generator) -> TensorDict:
     )
 
 
+@pytest.mark.seconds
 def test_a_policy_learns_a_contextual_bandit_from_replayed_data_alone() -> None:
     torch.manual_seed(0)
     dice = torch.Generator().manual_seed(0)

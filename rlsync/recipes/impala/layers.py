@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any
 
@@ -189,7 +189,7 @@ class _SplitPass(torch.autograd.Function):
     ) -> Tensor:
         slices = inputs.chunk(threads * _SLICES_PER_THREAD)
         ctx.parameters, ctx.threads = parameters, threads
-        ctx.outs = list(_pool(threads).map(torch.enable_grad()(run), slices))
+        ctx.outs = _each(threads, torch.enable_grad()(run), slices)
         return torch.cat([out.detach() for out in ctx.outs])
 
     @staticmethod
@@ -198,9 +198,18 @@ class _SplitPass(torch.autograd.Function):
         outs, ctx.outs = ctx.outs, None
         grads = grad.split([len(out) for out in outs])
         parameters = [ctx.parameters] * len(outs)
-        found = _pool(ctx.threads).map(torch.autograd.grad, outs, parameters, grads)
+        found = _each(ctx.threads, torch.autograd.grad, outs, parameters, grads)
         summed = [sum(later, first) for first, *later in zip(*found, strict=True)]
         return (None, None, None, *summed)
+
+
+def _each(threads: int, run: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+    """What ``run`` gives for each. An error waits for all threads: one that works on a parameter holds a lock
+    of torch and waits for Python's, and the next pass would hold Python's and wait for torch's, for ever.
+    """
+    futures = [_pool(threads).submit(run, *each) for each in zip(*arguments, strict=True)]
+    wait(futures)
+    return [future.result() for future in futures]
 
 
 @cache

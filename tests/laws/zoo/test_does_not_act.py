@@ -130,6 +130,7 @@ def test_a_policy_computes_with_quantised_weights_of_the_start(row: Row) -> None
     named(row, Quantised)
 
 
+@pytest.mark.seconds
 def test_an_ensemble_stacked_its_members_once(row: Row) -> None:
     named(row, Ensemble)
 

@@ -109,6 +109,7 @@ class Backward(OptimizationStepper):
         return losses.detach()
 
 
+@pytest.mark.seconds
 def test_the_optimizer_never_steps(row: Row) -> None:
     def build(*, steps: bool) -> Trainer:
         trainer = make_trainer(make_collector(make_policy()), batches=12)
@@ -163,6 +164,7 @@ class Detached(nn.Module):
         return self.head(features.detach() if self.detaches else features)
 
 
+@pytest.mark.seconds
 def test_the_features_are_detached(row: Row) -> None:
     def build(*, detaches: bool) -> Trainer:
         actor = actor_of(Detached(detaches=detaches))
