@@ -109,7 +109,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None  #: the first one
-        self.within_s: float | None = None  #: how long the attached stop may take
+        self._within_s: float | None = None  # how long the attached stop may take
         self._stop: Callable[[str], object] | None = None
         self._came = False  # one of this process's own
 
@@ -162,9 +162,11 @@ class Interrupts:
         """0, or what shells say of a program that the first signal has ended."""
         return 0 if self.signal is None else 128 + self.signal
 
-    def attach(self, stop: Callable[[str], object]) -> None:
-        """After this call, the first signal asks for this stop, at the end of the current iteration."""
-        self._stop = stop
+    def attach(self, stop: Callable[[str], object], within_s: float | None = None) -> None:
+        """After this call, the first signal asks for this stop, at the end of the current iteration, which
+        takes ``within_s`` at most.
+        """
+        self._stop, self._within_s = stop, within_s
         if self.signal is not None:
             stop("interrupted")
 
@@ -187,7 +189,7 @@ class Interrupts:
         # A second SIGHUP is ignored.
         again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name
         drop_unread()  # the terminal may be closed
-        limit = "" if self.within_s is None else f", or in {self.within_s:g} s"
+        limit = "" if self._within_s is None else f", or in {self._within_s:g} s"
         told = f"stopping after this iteration{limit}; {again} again kills, without a checkpoint"
         os.write(2, f"\n{told}\n".encode())
         if self._stop is not None:

@@ -143,8 +143,7 @@ def train_job(job: Job, parent: Connection | None = None) -> int:
                 trainer.save_trainer(force_save=True)  # it and the config beside it belong together
                 OmegaConf.save(config, run_dir / RESOLVED)
             stop = Stop(trainer, job.config.stop_within_s)
-            interrupts.within_s = job.config.stop_within_s
-            interrupts.attach(stop)
+            interrupts.attach(stop, job.config.stop_within_s)
             line = LiveLine(trainer, Console())
             ending.watch(trainer, line.sync)
             if interrupts.signal is not None:

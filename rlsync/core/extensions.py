@@ -39,10 +39,10 @@ def imported(point: EntryPoint, what: str, cure: str = "") -> Any:
     try:
         return point.load()
     except (ImportError, AttributeError, SyntaxError) as error:
+        ours = f"install what is missing; python -c 'import {point.module}' shows the line"
         if isinstance(error, AttributeError):
-            cure = cure or f"name what {point.module} has, in the entry point"
-        cure = cure or f"install what is missing; python -c 'import {point.module}' shows the line"
-        raise ConfigError(f"a {what} cannot be imported: {first_line(error)}", where, cure) from error
+            ours = f"name what {point.module} has, in the entry point"
+        raise ConfigError(f"a {what} cannot be imported: {first_line(error)}", where, cure or ours) from error
     except Exception as error:  # the code of the module may raise anything
         told = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"
         cure = f"correct the module; python -c 'import {point.module}' shows the line"

@@ -264,9 +264,8 @@ def transport_named(name: str) -> Transport:
         raise
     except Exception as error:  # a package's code may raise anything
         told = f"making a transport raised {type(error).__name__}: {first_line(error)}"
-        raise ConfigError(
-            told, where, "name a class, or a function, that is called without arguments"
-        ) from error
+        cure = "name a class, or a function, that is called without arguments"
+        raise ConfigError(told, where, cure) from error
     lacking = [member for member in vars(Transport) if member[0] != "_" and not hasattr(made, member)]
     if lacking:
         cure = "inherit rlsync.transport.contract.Transport, and see docs/how_to/write_a_transport.md"

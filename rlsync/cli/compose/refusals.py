@@ -25,6 +25,12 @@ SEE_ALL = "rlsync train --cfg job prints all keys"
 #: knows their names.
 FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
 
+#: What a group does not offer is given by a key.
+_BY_KEY = {
+    ENV: "an environment by its id write env.id",
+    "logger": "a logger of a package write logger.kind",
+}
+
 _A_MAP = (
     "an entry of the sync map goes by its number, sync.map.0.source=PATH; or give all, quoted for the shell: "
     "'sync.map=[{destination:policy,source:PATH}]'"
@@ -58,9 +64,8 @@ def of_option(override: Override, offered: list[str]) -> Iterator[ConfigError]:
         if group == RECIPE:
             yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
     elif option not in offered:
-        by_id = f"for an environment by its id write env.id={option}; " if group == ENV else ""
-        by_id += f"for a logger of a package write logger.kind={option}; " if group == "logger" else ""
-        cure = f"{did_you_mean(nearest(str(option), offered))}{by_id}{group} is one of {', '.join(offered)}"
+        by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
+        cure = f"{did_you_mean(nearest(str(option), offered))}{by_key}{group} is one of {', '.join(offered)}"
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
         yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")
