@@ -62,11 +62,11 @@ def test_a_run_that_is_stopped_before_its_first_frame_ends_its_evaluator(
 ) -> None:
     attach, began = Interrupts.attach, []
 
-    def stop_first(self: Interrupts, stop: Any) -> None:
+    def stop_first(self: Interrupts, stop: Any, *limit: Any) -> None:
         began.extend(process.name for process in multiprocessing.active_children())
         os.kill(os.getpid(), signal.SIGTERM)
         assert wait_until(lambda: self.signal is not None, 30.0)
-        attach(self, stop)
+        attach(self, stop, *limit)
 
     monkeypatch.setattr(Interrupts, "attach", stop_first)
     words = ("logger=none", "recipe.evaluation.every_frames=256", *ENDLESS)
