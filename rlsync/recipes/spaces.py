@@ -9,8 +9,11 @@ from functools import partial
 from typing import Literal
 
 import gymnasium
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TransformObservation
 from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 from torchrl.modules import AdditiveGaussianModule
@@ -34,12 +37,21 @@ def _made(config: EnvConfig) -> EnvBase:
     if isinstance(config, RenderedConfig):
         one = config.spec().make
     else:
-        one = partial(gymnasium.make, config.id, **{"disable_env_checker": True, **config.kwargs})
+        one = partial(_one, config)
     if config.num_envs == 1:
         return GymWrapper(one())
     # TorchRL's GymEnv(num_envs=...) resets in the step after an episode: its last observation is lost, and a
     # step that was none comes between two episodes. Here TorchRL resets each environment itself.
     return GymWrapper(SyncVectorEnv([one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED))
+
+
+def _one(config: EnvConfig) -> gymnasium.Env:
+    env = gymnasium.make(config.id, **{"disable_env_checker": True, **config.kwargs})
+    space = env.observation_space
+    if not isinstance(space, Box) or space.dtype != np.float64:
+        return env
+    narrow = Box(space.low.astype(np.float32), space.high.astype(np.float32))  # as networks and updates are
+    return TransformObservation(env, lambda seen: seen.astype(np.float32), narrow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -226,6 +227,15 @@ def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) 
     after = parameters(trainer, name)
     assert [key for key, old in before.items() if torch.equal(old, after[key])] == []
     assert len(trainer.replay_buffer) == 256, "the prefill is stored, too"
+
+
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize("envs", [1, 2])
+def test_an_environment_whose_observations_are_float64_as_mujocos_are_is_learned(envs: int) -> None:
+    config = replace(small("sac"), env=EnvConfig("Hopper-v5", envs))
+    seen: list[TensorDict] = []
+    assert trained(built(config), seen.append).version > 1
+    assert {batch["observation"].dtype for batch in seen} == {torch.float32}
 
 
 @every_recipe
