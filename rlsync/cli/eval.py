@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -105,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     other = "another checkpoint, or another run's (default: the run's)"
     which.add_argument("--checkpoint", type=Path, metavar="PATH", help=other)
     episodes, seed = "how many (default: 20)", "of environments and actions (default: 0)"
-    parser.add_argument("--episodes", type=_above_zero, default=20, metavar="N", help=episodes)
-    parser.add_argument("--seed", type=_not_below_zero, default=0, metavar="N", help=seed)
+    parser.add_argument("--episodes", type=_at_least(1), default=20, metavar="N", help=episodes)
+    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help=seed)
     device = "where the policy acts (default: evaluation.device of the run's config)"
     parser.add_argument("--device", metavar="NAME", help=device)
     parser.add_argument("--deterministic", action="store_true", help="take the likeliest actions")
@@ -119,16 +120,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _above_zero(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
-    return int(text)
+def _at_least(low: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {low} or more")
+        return int(text)
 
-
-def _not_below_zero(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not zero or a number above")
-    return int(text)
+    return number
 
 
 def config_of(run: Path, trusted: bool = False) -> Config:

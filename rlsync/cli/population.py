@@ -34,9 +34,8 @@ from rlsync.workers.replay.shared import SharedReplayHandle
 
 
 def train_population(job: Job) -> int:
-    """Train a population's agents; returns 0, or 128 and the number of the signal that ended it.
-
-    WorkerLost, when all others have ended, if an agent was killed or failed.
+    """Train a population's agents; returns 0, or 128 and the number of the signal that ended it. WorkerLost,
+    when all others have ended, if an agent was killed or failed.
     """
     from rlsync.recipes.impala.recipe import shared_replay
 

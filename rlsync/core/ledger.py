@@ -24,12 +24,7 @@ BLOCK = 1000  #: numbers that are reserved with one write of a file
 
 
 class Stamp(NamedTuple):
-    """Names one set of published weights; stamps are ordered, and a newer one is greater.
-
-    Example:
-        >>> Stamp(2, 11) > Stamp(1, 15)  # published after a resume, from a checkpoint of version 10
-        True
-    """
+    """Names one set of published weights; a newer one is greater, (2, 11) after a resume than (1, 15)."""
 
     generation: int  #: which life of the learner published it, from 1; 0 before anything was published
     version: int  #: from 1; 0 before anything was published
@@ -103,13 +98,6 @@ class Ledger:
     and goes on from the number in its checkpoint. With :meth:`reserve_in`, it goes on after every number that
     a life before it may have used, also after its checkpoint. ``generation`` is that of the first versions;
     0 is older than any learner's.
-
-    Example:
-        >>> ledger = Ledger()
-        >>> ledger.count_with(lambda: 40)
-        >>> ledger.record(ledger.next)
-        >>> ledger.version, ledger.optim_steps_since(1, now=50), ledger.optim_steps_since(7, now=50)
-        (1, 10, None)
     """
 
     def __init__(self, history: int = HISTORY, *, generation: int = 1) -> None:
@@ -198,15 +186,8 @@ class Ledger:
         self._newest = self._newest._replace(version=max(self.version, version))
 
     def follow(self, stamp: Stamp) -> None:
-        """Begin a life after the one that published ``stamp``: a higher generation, and higher numbers.
-
-        ``stamp`` is the newest of that life; :data:`NOTHING` changes nothing.
-
-        Example:
-            >>> ledger = Ledger()
-            >>> ledger.follow(Stamp(1, 15))
-            >>> ledger.next
-            Stamp(generation=2, version=16)
+        """Begin a life after the one whose newest ``stamp`` this is, in a higher generation and with higher
+        numbers; :data:`NOTHING` changes nothing.
         """
         self._newest = Stamp(max(self.generation, stamp.generation + 1), max(self.version, stamp.version))
 

@@ -18,10 +18,9 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")  #: what weights may be cast to
 
 @dataclass
 class RouteConfig:
-    """One entry of the sync map. With a ``dtype`` weights travel in it, and workers compute in it.
-
-    Leaves whose name matches a pattern of ``exclude`` are not sent, those that match one of ``idle`` need not
-    act; see :class:`rlsync.Source`.
+    """One entry of the sync map. With a ``dtype`` weights travel in it, and workers compute in it. Leaves
+    whose name matches a pattern of ``exclude`` are not sent, those that match one of ``idle`` need not act;
+    see :class:`rlsync.Source`.
     """
 
     destination: str = ""

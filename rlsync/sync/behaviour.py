@@ -160,11 +160,7 @@ def _weights(sample: Sample, route: BoundRoute, image: Image, below: str) -> dic
 
 
 def _outputs(
-    sample: Sample,
-    call: PartCall,
-    part: nn.Module,
-    weights: Mapping[str, Tensor],
-    device: torch.device,
+    sample: Sample, call: PartCall, part: nn.Module, weights: Mapping[str, Tensor], device: torch.device
 ) -> tuple[dict[str, Tensor], bool]:
     """The outputs of a part with some weights, and whether it drew random numbers for them."""
     floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]

@@ -120,11 +120,7 @@ def _places(destination: str, endpoint: Endpoint) -> dict[str, object]:
 
 
 def bind_route(
-    destination: str,
-    source: str | Source,
-    root: object,
-    endpoint: Endpoint,
-    where: str,
+    destination: str, source: str | Source, root: object, endpoint: Endpoint, where: str
 ) -> BoundRoute:
     declared = source if isinstance(source, Source) else Source(source)
     path, target = parse(declared.path), parse(destination)

@@ -149,11 +149,7 @@ class Sample:
 
 @contextmanager
 def sampling(
-    shadow: Shadow,
-    asked: int,
-    version: int,
-    arrive: Callable[[str], Iterable[str]],
-    subscriber: Subscriber,
+    shadow: Shadow, asked: int, version: int, arrive: Callable[[str], Iterable[str]], subscriber: Subscriber
 ) -> Iterator[None]:
     """Leave a sample of one call in the rollout of the block, of another one for each question."""
     before, taken = asked % _CALLS, False

@@ -22,14 +22,6 @@ def check_newer(stamp: Stamp, newest: Stamp) -> None:
 
     Raises:
         PublishError: it is not.
-
-    Example:
-        >>> check_newer(Stamp(2, 11), newest=Stamp(1, 15))
-        >>> check_newer(Stamp(1, 16), newest=Stamp(2, 11))
-        Traceback (most recent call last):
-        rlsync.core.errors.PublishError: version 16 of generation 1 is not newer than version 11 of
-          generation 2 where  publish cure   draw the stamp from the learner's ledger; of two learners, end
-          the older one
     """
     if stamp <= newest:
         raise PublishError(
@@ -107,10 +99,7 @@ def laid_out(transport: Transport) -> Layout:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to pause between two looks, longer each time.
-
-    Waits poll: they must look at the other side's locks anyway, and nothing on the data path waits.
-    """
+    """Seconds to pause between two looks at the other side's locks, longer each time."""
     pause_s = 50e-6
     while True:
         yield pause_s
@@ -164,13 +153,7 @@ def _missing(
 
 
 def worker_lost(dead: Iterable[ReaderStatus], where: str) -> WorkerLost:
-    """The error for dead workers, whose states say how each ended, and what the learner needed them for.
-
-    Example:
-        >>> status = ReaderStatus(1, 4242, False, "killed by SIGKILL", 7, 2, 0.4)
-        >>> print(worker_lost([status], "waiting for frames").what)
-        worker 1 (pid 4242, killed by SIGKILL, acted with version 7, 2 behind, last seen 0.4 s ago)
-    """
+    """The error for dead workers, whose states say how each ended, and what the learner needed them for."""
     return WorkerLost(
         "; ".join(map(str, dead)),
         where,

@@ -218,7 +218,6 @@ class SharedFile:
 
 class FolderFile(SharedFile):
     """A file in a folder that only its user may enter; a lock is flock(2) on a file for that byte beside it.
-
     A look takes the lock for a moment: meanwhile a lock that is tried is refused, although nobody holds it.
     That is as good as held for a moment, for whoever is refused a slot takes another or comes again.
     """

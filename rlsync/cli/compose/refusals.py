@@ -26,10 +26,7 @@ SEE_ALL = "rlsync train --cfg job prints all keys"
 FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
 
 #: What a group does not offer is given by a key.
-_BY_KEY = {
-    ENV: "an environment by its id write env.id",
-    "logger": "a logger of a package write logger.kind",
-}
+_BY_KEY = {ENV: "an environment by its id write env.id", "logger": "a logger of a package write logger.kind"}
 
 _A_MAP = (
     "an entry of the sync map goes by its number, sync.map.0.source=PATH; or give all, quoted for the shell: "

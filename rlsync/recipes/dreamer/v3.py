@@ -17,12 +17,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl import modules
 from torchrl.data import OneHot
-from torchrl.objectives import (
-    DreamerV3ActorLoss,
-    DreamerV3Loss,
-    DreamerV3ModelLoss,
-    DreamerV3ValueLoss,
-)
+from torchrl.objectives import DreamerV3ActorLoss, DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 

@@ -62,7 +62,8 @@ class StopIfNotFinite(RegistersItself):
 
     def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:
         """What is not finite; empty if only the norm is, because squares of large numbers overflow."""
-        bad = [f"{name!r} is {_value(loss)}" for name, loss in losses.items() if not all_finite(loss)]
+        wrong = ((name, loss) for name, loss in losses.items() if not all_finite(loss))
+        bad = [f"{name!r} is {x.item() if x.numel() == 1 else 'not finite'}" for name, x in wrong]
         if bad:
             return f"the loss {', '.join(bad)}"
         module = None if self._trainer is None else self._trainer.loss_module
@@ -168,7 +169,3 @@ def _norm(optimizer: optim.Optimizer) -> float:
     grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
     norms = [torch.linalg.vector_norm(grad) for grad in grads]
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-
-
-def _value(loss: Tensor) -> str:
-    return f"{loss.item():g}" if loss.numel() == 1 else "not finite"

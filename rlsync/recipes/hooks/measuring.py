@@ -78,11 +78,9 @@ CHECKPOINT_KEY = "lag_histogram"
 
 
 class StalenessHistogram(RegistersItself):
-    """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file.
-
-    After every batch it logs ``sync/staleness_versions``: the mean over the steps that the optimizer has used
-    since the batch arrived. Steps of unknown age are left out. The CSV file, ``staleness_versions,steps``, is
-    rewritten at each checkpoint and at the end.
+    """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file
+    at each checkpoint and at the end. After every batch it logs ``sync/staleness_versions``: the mean over
+    the steps that the optimizer has used since the batch arrived. Steps of unknown age are left out.
     """
 
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
@@ -137,11 +135,9 @@ _WRITE_EVERY_S = 1.0  #: seconds between two writes of the file
 
 @dataclass(eq=False)
 class StatisticsHook(RegistersItself, InSummary):
-    """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
-
-    It logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect
-    only while the learner waits for them, so they wait while it is busy. Register it after the hook that
-    publishes, and before hooks that mix other frames into a batch.
+    """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts. It
+    logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect only
+    while the learner waits. Register it after what publishes, and before hooks that mix frames into a batch.
     """
 
     sync: SyncWeights

@@ -104,10 +104,8 @@ def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorD
 
 
 class WaitingAsyncCollector(MultiAsyncCollector):
-    """Its workers wait for a learner that is busy for long.
-
-    In TorchRL's queue there is room for one rollout. A worker that finds it full for a second throws its own
-    away, without a word, and makes another.
+    """Its workers wait for a learner that is busy for long. In TorchRL's queue there is room for one rollout.
+    A worker that finds it full for a second throws its own away, without a word, and makes another.
     """
 
     @property

@@ -29,10 +29,7 @@ _WHERE = "SyncWeights.pin"
 
 
 def pin(
-    evaluator: Evaluator,
-    bound_map: BoundMap,
-    settle: Callable[[], object],
-    publish: Callable[[], object],
+    evaluator: Evaluator, bound_map: BoundMap, settle: Callable[[], object], publish: Callable[[], object]
 ) -> VersionCopies:
     """Let every evaluation act with one version of a map, and say which; ``settle`` makes the publish that is
     owed. Returns what is to be told of each publish. ConfigError for an Evaluator that has evaluated, or of a

@@ -238,9 +238,8 @@ _DO_NOT_WAIT = frozenset({"close", "reset", "run_free", "pause", "restart"})
 
 
 class KeptRollouts:
-    """Which workers owe a rollout, and those that came unasked; nothing here keeps the collector alive.
-
-    A worker of TorchRL 0.14's MultiAsyncCollector that finds a message after its rollout drops the rollout,
+    """Which workers owe a rollout, and those that came unasked; nothing here keeps the collector alive. A
+    worker of TorchRL 0.14's MultiAsyncCollector that finds a message after its rollout drops the rollout,
     answers, and waits for the word that the learner sends only when a rollout arrives. So each checkpoint,
     which asks all workers for their state, would lose some. Here a question waits for the rollout.
     """

@@ -94,8 +94,7 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     coverage = coverage_of(trainer, sync)
     untrained = (s for s in sync.sources if s.description in coverage.untrained)
     coverage = replace(
-        coverage,
-        untrained=tuple(s.description for s in untrained if not _follows(trainer, s, timeout_s)),
+        coverage, untrained=tuple(s.description for s in untrained if not _follows(trainer, s, timeout_s))
     )
     arrivals = [
         Arrival(name, destination, *_outcome(trainer.collector, destination, leaves, *held))

@@ -52,10 +52,9 @@ class PlannedHandle:
 
 
 class PlannedReader(BoardReader):
-    """Begins each rollout with the version of the plan, and waits until that is published.
-
-    When the plan of its life is over, BoardClosed ends the worker: with ``stays`` not before the learner has
-    closed the board, unless a later life follows. Without ``stays`` it acts on with the newest version.
+    """Begins each rollout with the version of the plan, and waits until that is published. When the plan of
+    its life is over, BoardClosed ends the worker: with ``stays`` not before the learner has closed the board,
+    unless a later life follows. Without ``stays`` it acts on with the newest version.
     """
 
     def __init__(self, handle: PlannedHandle, apply: Apply, reader: int) -> None:

@@ -52,10 +52,9 @@ class Reply:
 
 
 class Mailbox:
-    """Holds the newest message. It may be killed at any time: learner and agents repeat theirs.
-
-    Laws: the stamp of its message never falls. It holds one message, and one request of each node that has
-    asked in the last ``forget_s`` seconds, which must be longer than a pull may take.
+    """Holds the newest message. It may be killed at any time: learner and agents repeat theirs. Laws: the
+    stamp of its message never falls. It holds one message, and one request of each node that has asked in the
+    last ``forget_s`` seconds, which must be longer than a pull may take.
     """
 
     def __init__(self, forget_s: float = 90.0) -> None:

@@ -15,12 +15,10 @@ from rlsync.transport.rules import pauses
 
 
 class RingWriter:
-    """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest.
-
-    One open file, one line on the ring, both held for life: when the process dies the kernel frees them.
-    A writer of this number was started ``life`` times before.
-    BoardClosed if the learner has closed the ring or died, ConfigError if the ring has no line for the number
-    ``writer``, PublishError if a living process holds it.
+    """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest. One
+    open file, one line on the ring, both held for life: when the process dies the kernel frees them. A writer
+    of this number was started ``life`` times before. BoardClosed if the learner has closed the ring or died,
+    ConfigError if the ring has no line for the number ``writer``, PublishError if a living process holds it.
     """
 
     def __init__(self, handle: RingHandle, writer: int, life: int = 0) -> None:

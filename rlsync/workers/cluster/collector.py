@@ -278,13 +278,7 @@ class TransitionCollector(ClusterCollector):
     """
 
     def __init__(
-        self,
-        acting: ActingPolicy,
-        env: EnvSpec,
-        *,
-        waits: bool,
-        random_frames: int = 0,
-        **settings: Any,
+        self, acting: ActingPolicy, env: EnvSpec, *, waits: bool, random_frames: int = 0, **settings: Any
     ) -> None:
         self._waits = waits
         self._actions = acting.actions

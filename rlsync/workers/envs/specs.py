@@ -56,12 +56,11 @@ class GymnasiumEnvs:
 
 @dataclass(frozen=True, slots=True)
 class RenderedEnvs(GymnasiumEnvs):
-    """Any gymnasium id that renders ``rgb_array``: an observation is its picture, made smaller.
-
-    The picture is that of :class:`gymnasium.wrappers.AddRenderObservation`, as uint8
-    ``[3, img_height, img_width]``: channels first, as torch's convolutions take it. What the environment
-    itself would give as its observation is dropped. ``make`` raises a ConfigError if the environment cannot
-    be drawn, or has nothing where the crop is.
+    """Any gymnasium id that renders ``rgb_array``: an observation is its picture, made smaller. The picture
+    is that of :class:`gymnasium.wrappers.AddRenderObservation`, as uint8 ``[3, img_height, img_width]``:
+    channels first, as torch's convolutions take it. What the environment itself would give as its observation
+    is dropped. ``make`` raises a ConfigError if the environment cannot be drawn, or has nothing where the
+    crop is.
     """
 
     img_height: int = 64

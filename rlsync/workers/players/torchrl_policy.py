@@ -28,7 +28,6 @@ PIECES = "traj_ids"  #: key of the numbers of pieces of episodes, under ``"colle
 
 class PolicyPlayer(Player):
     """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, one-hot or numbers.
-
     TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these. ``begins`` has what
     a policy with a memory carries at first: it writes ``("next", key)``, and is given ``is_init``, too.
     """

@@ -24,8 +24,8 @@ class MixCounts:
     """How many unrolls of each kind were in the batches.
 
     Example:
-        >>> MixCounts(online=8, own=4, foreign=4).own_fraction
-        0.75
+        >>> MixCounts(online=8, own=4, foreign=3).replayed
+        7
     """
 
     online: int = 0  #: new ones
@@ -36,11 +36,6 @@ class MixCounts:
     def replayed(self) -> int:
         """All replayed ones."""
         return self.own + self.foreign
-
-    @property
-    def own_fraction(self) -> float:
-        """Which part of all unrolls this agent made; 0 if there are none."""
-        return (self.online + self.own) / max(self.online + self.replayed, 1)
 
     def __add__(self, other: MixCounts) -> MixCounts:
         return MixCounts(self.online + other.online, self.own + other.own, self.foreign + other.foreign)

@@ -14,10 +14,8 @@ from fractions import Fraction
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The replay ratio: optimizer steps (updates) for each collected frame, those of the prefill not counted.
-
-    This is the one definition. What throttles, what is logged and what is planned all ask it. If the updates
-    that are due are done after each batch, the ratio is held within one update between the ends of any two
-    batches; within a batch it is not.
+    What throttles, logs and plans asks it. If due updates are done after each batch, it is held within one
+    update between the ends of any two batches; within a batch it is not.
     """
 
     ratio: float  # updates for each frame; above zero

@@ -53,10 +53,9 @@ class SharedReplayHandle:
 def made_replay(
     player: Player, shape: keys.RolloutShape, capacity_steps: int, max_bytes: int, agents: int
 ) -> tuple[SharedFile, SharedReplayHandle]:
-    """The memory of a replay for so many agents that act with such players, and how they find it.
-
-    Each of them may leave one block without a number when it is killed, so there is at least one more.
-    ConfigError if that does not fit, or ``capacity_steps`` take more than ``max_bytes``.
+    """The memory of a replay for so many agents that act with such players, and how they find it. Each of
+    them may leave one block without a number when it is killed, so there is at least one more. ConfigError if
+    that does not fit, or ``capacity_steps`` take more than ``max_bytes``.
     """
     layout, in_block = shape.layout(player), shape.steps * shape.num_envs
     blocks = capacity_steps // in_block
@@ -75,9 +74,8 @@ def made_replay(
 
 
 class SharedReplay:
-    """An agent's end, to be used in one thread as an :class:`UnrollReplay` is: out comes what went in.
-
-    For each batch it asks ``workers`` which worker made each of its rollouts. ``records`` are the player's.
+    """An agent's end, to be used in one thread as an :class:`UnrollReplay` is: out comes what went in. For
+    each batch it asks ``workers`` which worker made each of its rollouts. ``records`` are the player's.
     """
 
     def __init__(
