@@ -39,6 +39,7 @@ COMMENTS_BY_HAND: dict[str, set[str]] = {
     "logger/none.yaml": {"kind", "kwargs"},
     "logger/tensorboard.yaml": {"kind", "kwargs"},
     "logger/wandb.yaml": {"kind", "kwargs"},
+    "recipe/crossq.yaml": {"recipe.pace.ratio", "recipe.target_return"},
     "recipe/dqn.yaml": {"recipe.anneal_lr", "recipe.hidden", "recipe.pace.ratio"},
     "recipe/dreamer_v3.yaml": {
         "recipe.buffer_frames",

@@ -34,12 +34,31 @@ class MixedMLP(MLP):
         return super().forward(*(tensor.to(dtype) for tensor in inputs)).float()
 
 
+class NormedLinear(nn.Sequential):
+    """A linear layer behind a batch normalisation, with the numbers of CrossQ's authors."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        norm = nn.BatchNorm1d(inputs, eps=1e-3, momentum=0.01)
+        norm.num_batches_tracked = None  # it counts for nothing beside a momentum
+        super().__init__(norm, nn.Linear(inputs, outputs, bias))
+
+    @property
+    def weight(self) -> Any:
+        return self[1].weight
+
+
 def mlp(
-    features: int, outputs: int, hidden: list[int], *, last_gain: float, activation: type[nn.Module] = nn.Tanh
+    features: int,
+    outputs: int,
+    hidden: list[int],
+    *,
+    last_gain: float,
+    activation: type[nn.Module] = nn.Tanh,
+    **options: Any,
 ) -> MixedMLP:
     """A network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
-    net = MixedMLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=activation)
-    layers = [layer for layer in net if isinstance(layer, nn.Linear)]
+    net = MixedMLP(features, outputs, num_cells=hidden, activation_class=activation, **options)
+    layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
@@ -101,6 +120,9 @@ class PlainActor(_Plain, SafeProbabilisticTensorDictSequential):
 
 class PlainQActor(_Plain, QValueActor):
     """The Q network, a PlainModule, and TorchRL's choice of the best action."""
+
+
+HOLDERS = (MixedMLP, NormedLinear, PlainActor, PlainModule, PlainQActor, PlainSequential, PlainDraw)
 
 
 def workers_dtype(sync: SyncConfig) -> torch.dtype | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn, optim
 from torch._dynamo import config as dynamo
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
-from torch.nn.functional import linear
+from torch.nn.functional import batch_norm, linear
 from torchrl.modules import MLP, ProbabilisticActor, QValueActor, QValueModule, TanhModule, ValueOperator
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 from torchrl.objectives import LossModule, SoftUpdate
@@ -32,7 +33,7 @@ from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync.core.errors import RlsyncWarning, first_line, warn
 from rlsync.recipes.checks import has_compiler
-from rlsync.recipes.networks import MixedMLP, PlainActor, PlainDraw, PlainModule, PlainQActor, PlainSequential
+from rlsync.recipes.networks import HOLDERS
 from rlsync.recipes.replay.normalize import Standardize, Standardized
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import BFLOAT16, Config
@@ -60,7 +61,7 @@ class NotServed(Exception):
 class Network(NamedTuple):
     """A chain of layers, behind a normalisation if there is a ``clip``; its tensors come with its input."""
 
-    layers: Sequence[Callable[..., Tensor]]
+    layers: Sequence[tuple[Callable[..., Tensor], int]]  #: with the number of its tensors
     clip: float | None
 
     def __call__(self, tensors: Sequence[Tensor], observation: Tensor, *others: Tensor) -> Tensor:
@@ -68,8 +69,8 @@ class Network(NamedTuple):
         if self.clip is not None:
             observation = ((observation - next(at)) / next(at)).clamp(-self.clip, self.clip)
         x = torch.cat([observation, *others], -1) if others else observation
-        for layer in self.layers:
-            x = layer(x, next(at), next(at)) if layer is linear else layer(x)
+        for layer, held in self.layers:
+            x = layer(x, *[next(at) for _ in range(held)])
         return x.to(observation.dtype)  # which autocast may have changed
 
     def each(self, stacked: Sequence[Tensor], observation: Tensor, action: Tensor) -> list[Tensor]:
@@ -78,29 +79,38 @@ class Network(NamedTuple):
         return [self(tensors, observation, action).squeeze(-1) for tensors in networks]
 
 
-_LAYERS: dict[type, Callable[..., Tensor]] = {nn.Linear: linear, nn.ReLU: torch.relu, nn.Tanh: torch.tanh}
+#: What layers compute with their own tensors, buffers first.
+_LAYERS: dict[type, Callable[..., Tensor]] = {
+    nn.Linear: linear, nn.ReLU: torch.relu, nn.Tanh: torch.tanh, nn.BatchNorm1d: batch_norm
+}  # fmt: skip
 #: What holds layers, or comes after them and is part of the losses.
 _AROUND = {
-    MLP, MixedMLP, NormalParamExtractor, PlainActor, PlainDraw, PlainModule, PlainQActor, PlainSequential,
-    ProbabilisticActor, QValueActor, QValueModule, SafeProbabilisticModule, Standardized, TanhModule,
-    TensorDictModule, TensorDictSequential, ValueOperator, biased_softplus, nn.ModuleList, nn.Sequential,
+    *HOLDERS, MLP, NormalParamExtractor, ProbabilisticActor, QValueActor, QValueModule,
+    SafeProbabilisticModule, Standardized, TanhModule, TensorDictModule, TensorDictSequential, ValueOperator,
+    biased_softplus, nn.ModuleList, nn.Sequential,
 }  # fmt: skip
 
 
-def network(module: nn.Module, *params: TensorDictParams) -> tuple[Network, list[list[Tensor]]]:
-    """What a module computes, and its tensors in each of ``params``; NotServed if it is of another kind."""
+def network(
+    module: nn.Module, *params: TensorDictParams, training: bool = False
+) -> tuple[Network, list[list[Tensor]]]:
+    """What a module computes, also in ``training``, and its tensors in each of ``params``; or NotServed."""
     layers, names, clip = [], [], None
     for path, layer in module.named_modules():
         if isinstance(layer, Standardize):
             clip = layer.clip
             names += [(*path.split("."), name) for name in ("mean", "std")]
         elif type(layer) in _LAYERS:
-            layers.append(_LAYERS[type(layer)])
-            names += [(*path.split("."), name) for name, _ in layer.named_parameters()]
+            own = [name for name, _ in (*layer.named_buffers(), *layer.named_parameters())]
+            compute = _LAYERS[type(layer)]
+            if isinstance(layer, nn.BatchNorm1d):
+                compute = partial(compute, training=training, momentum=layer.momentum, eps=layer.eps)
+            elif isinstance(layer, nn.Linear) and len(own) < 2:
+                raise NotServed("a layer has no bias")
+            layers.append((compute, len(own)))
+            names += [(*path.split("."), name) for name in own]
         elif type(layer) not in _AROUND:
             raise NotServed(f"{type(layer).__name__} is no layer that it knows")
-    if len(names) != 2 * (layers.count(linear) + (clip is not None)):
-        raise NotServed("a layer has no bias")
     return Network(layers, clip), [[held.get(name) for name in names] for held in params]
 
 
@@ -234,7 +244,8 @@ class PureStepper(OptimizationStepper):
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
         if self.why_not is not None:
             with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):
-                return stock_step(trainer, self._stock, sub_batch)
+                found = stock_step(trainer, self._stock, sub_batch)
+            return found.select(*(name for name, value in found.items() if value.numel() == 1))
         update = self._update
         read = ((key, sub_batch.get(key, None)) for key in update.keys)
         batch = {k if isinstance(k, str) else "_".join(k): value for k, value in read if value is not None}

@@ -29,6 +29,7 @@ SHIPPED: Mapping[str, str] = {
     "dqn": "rlsync.recipes.dqn:RECIPE",
     "sac": "rlsync.recipes.sac:RECIPE",
     "td3": "rlsync.recipes.td3:RECIPE",
+    "crossq": "rlsync.recipes.sac:CROSSQ",
     "impala": "rlsync.recipes.impala.recipe:RECIPE",
     "dreamer_v1": "rlsync.recipes.dreamer.v1:RECIPE",
     "dreamer_v3": "rlsync.recipes.dreamer.v3:RECIPE",

@@ -1,13 +1,15 @@
-"""SAC with worker processes on a board: TorchRL's trainer, collector and loss.
+"""SAC and CrossQ with worker processes on a board: TorchRL's trainer, collector and losses.
 
-Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; torchrl.objectives.SACLoss.
+Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; Bhatt et al. 2024, https://arxiv.org/abs/1902.05605;
+torchrl.objectives.SACLoss and CrossQLoss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,47 +17,76 @@ from tensordict.nn import NormalParamExtractor
 from torch import Tensor, nn, optim
 from torch.nn.functional import softplus
 from torchrl.modules import TanhNormal
-from torchrl.objectives import SACLoss
+from torchrl.objectives import CrossQLoss, SACLoss
 from torchrl.trainers import Trainer
 
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
-from rlsync.recipes.bounds import above_zero, in_buffer, learning_rate
-from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
+from rlsync.recipes.bounds import above_zero, fraction, in_buffer, learning_rate
+from rlsync.recipes.networks import NormedLinear, PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
 from rlsync.workers.devices import CPU
 
 
 @dataclass
-class SACConfig(ActorCriticConfig):
-    """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv 1812.05905)."""
-
-    name: str = "sac"
+class SoftConfig(ActorCriticConfig):
     #: Temperature at the start: what a unit of entropy is worth. It is learned from there.
     alpha_init: float = in_buffer(above_zero(1.0), "alpha_init")
     #: Learning rate of the temperature. null: recipe.lr.
     alpha_lr: float | None = learning_rate(None)
 
 
+@dataclass
+class SACConfig(SoftConfig):
+    """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv 1812.05905)."""
+
+    name: str = "sac"
+    #: How far the target networks move to the trained ones, in each update.
+    tau: float = fraction(0.005)
+
+
+@dataclass
+class CrossQConfig(SoftConfig):
+    """Batch normalisation in the critics, in place of target networks (Bhatt et al. 2024, arXiv 1902.05605).
+    Two differences: the paper's critics are 2,048 wide, and its actor learns at every third update.
+    """
+
+    name: str = "crossq"
+    lr: float = learning_rate(1e-3)
+
+    def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
+        yield from super().errors(config)
+        if self.prioritized:
+            what = "TorchRL's CrossQLoss does not weigh frames that are drawn by priority"
+            yield ConfigError(what, "recipe.prioritized", "give recipe.prioritized=false, or recipe=sac")
+
+
 def build(run: parts.Run[SACConfig]) -> Trainer:
-    recipe = run.recipe
-    loss = make_loss(recipe, run.spaces, run.device)
-    acting = loss.actor_network
-    optimizer = make_optimizer(recipe, loss)
-    target = pure.SoftTargets(loss, tau=recipe.tau)
-    with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
+    loss = make_loss(run.recipe, run.spaces, run.device)
+    return soft_trainer(run, loss, pure_update, pure.SoftTargets(loss, tau=run.recipe.tau))
+
+
+def build_crossq(run: parts.Run[CrossQConfig]) -> Trainer:
+    loss = make_crossq_loss(run.recipe, run.spaces, run.device)
+    return soft_trainer(run, loss, crossq_update, betas=(0.5, 0.999))
+
+
+def soft_trainer(run: parts.Run[Any], loss: Any, update: Any, target: Any = None, **adam: Any) -> Trainer:
+    optimizer = make_optimizer(run.recipe, loss, **adam)
+    with parts.started_collector(run, loss.actor_network, random_frames=run.recipe.pace.prefill) as collector:
         trainer = make_trainer(run, collector, loss, target, optimizer, squared_errors=False)
-        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
-        parts.register_with_evaluations(trainer, run, acting)
+        pure.PureStepper.of(run, lambda: update(loss, optimizer)).register(trainer)
+        parts.register_with_evaluations(trainer, run, loss.actor_network)
     return trainer
 
 
-def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CPU) -> SACLoss:
+def make_loss(
+    recipe: SoftConfig, spaces: parts.Spaces, device: torch.device = CPU, kind: Any = SACLoss, **critics: Any
+) -> Any:
     low, high = spaces.bounds()
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
-    # The deviation is TorchRL's softplus + 0.01; the paper's code has an exponential between 2e-9 and 7.4. An
-    # actor at the floor has -3.2 nats for each number of an action, so the target below, which is -1 in the
-    # same units, is within its reach; and no gradient of 1 / deviation is above 100.
+    # The deviation is TorchRL's softplus + 0.01, not the paper's exponential: docs/how_to/off_policy.md.
     net = nn.Sequential(mlp, NormalParamExtractor())
     actor = PlainActor(
         PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
@@ -66,9 +97,9 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
             distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
         ),
     )
-    loss = SACLoss(
+    loss = kind(
         actor.to(device),
-        twin_critics(recipe, spaces, device),
+        twin_critics(recipe, spaces, device, **critics),
         alpha_init=recipe.alpha_init,
         action_spec=spaces.action_spec,
         # The paper's target, minus one nat for each number of an action, is for actions from -1 to 1. The
@@ -80,7 +111,10 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
     return loss.to(device)
 
 
-def make_optimizer(recipe: SACConfig, loss: SACLoss) -> optim.Adam:
+make_crossq_loss = partial(make_loss, kind=CrossQLoss, layer_class=NormedLinear)
+
+
+def make_optimizer(recipe: SoftConfig, loss: SACLoss, **adam: Any) -> optim.Adam:
     """One Adam, because the losses share no parameter, with a group for each learning rate."""
     rates = (
         ([loss.log_alpha], recipe.alpha_lr),
@@ -88,7 +122,7 @@ def make_optimizer(recipe: SACConfig, loss: SACLoss) -> optim.Adam:
         (loss.qvalue_network_params.parameters(), recipe.critic_lr),
     )
     groups = [{"params": list(params), "lr": lr or recipe.lr} for params, lr in rates]
-    optimizer = optim.Adam(groups, fused=True)
+    optimizer = optim.Adam(groups, fused=True, **adam)
     optimizer.register_load_state_dict_pre_hook(_in_groups)
     return optimizer
 
@@ -103,8 +137,10 @@ def _in_groups(optimizer: optim.Optimizer, state: dict[str, Any]) -> dict[str, A
     return state | {"param_groups": groups}
 
 
-def pure_update(loss: SACLoss, optimizer: optim.Adam) -> pure.Update:
-    """The update as a function of tensors: equations 5, 7 and 18 of arXiv 1812.05905."""
+def pure_update(loss: Any, optimizer: optim.Adam, values: Callable[..., Any] | None = None) -> pure.Update:
+    """Equations 5, 7 and 18 of arXiv 1812.05905. ``values(batch, action)`` are each critic's, of the batch's
+    actions and of the next ones; by default the targets' of these.
+    """
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     q, (critics, targets) = pure.network(
         loss.qvalue_network, loss.qvalue_network_params, loss.target_qvalue_network_params
@@ -122,13 +158,18 @@ def pure_update(loss: SACLoss, optimizer: optim.Adam) -> pure.Update:
         log_prob = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2 - log_slope
         return middle + half * pure.tanh_inside(x), log_prob.sum(-1)
 
+    def by_targets(b: pure.Batch, following: Tensor) -> Any:
+        with torch.no_grad():
+            after = q.each(targets, b["next_observation"], following)
+        return q.each(critics, b["observation"], b["action"]), after
+
     def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         alpha = log_alpha.detach().exp()
         with torch.no_grad():
             action, log_prob = act(b["next_observation"], noise[0])
-            value = torch.minimum(*q.each(targets, b["next_observation"], action)) - alpha * log_prob
-            goal = pure.goal(b, gamma, value)
-        errors = [value - goal for value in q.each(critics, b["observation"], b["action"])]
+        now, after = (values or by_targets)(b, action)
+        goal = pure.goal(b, gamma, torch.minimum(*after) - alpha * log_prob)
+        errors = [value - goal for value in now]
         action, log_prob = act(b["observation"], noise[1])
         value = torch.minimum(*q.each(pure.detached(critics), b["observation"], action))
         entropy = -log_prob.detach()
@@ -148,6 +189,21 @@ def pure_update(loss: SACLoss, optimizer: optim.Adam) -> pure.Update:
     )
 
 
-RECIPE = parts.Recipe(
-    "sac", SACConfig, parts.BOX.probe, build, lambda run: make_loss(run.recipe, run.spaces).actor_network
-)
+def crossq_update(loss: CrossQLoss, optimizer: optim.Adam) -> pure.Update:
+    """The critics see both steps of a transition in one batch: its statistics are those of both."""
+    q, (critics,) = pure.network(loss.qvalue_network, loss.qvalue_network_params, training=True)
+
+    def at_once(b: pure.Batch, following: Tensor) -> Any:
+        seen = torch.cat([b["observation"], b["next_observation"]])
+        pairs = [both.chunk(2) for both in q.each(critics, seen, torch.cat([b["action"], following]))]
+        return [now for now, _ in pairs], [after.detach() for _, after in pairs]
+
+    return pure_update(loss, optimizer, at_once)
+
+
+def _acting(make: Callable[..., Any]) -> Callable[[parts.Run[Any]], Any]:
+    return lambda run: make(run.recipe, run.spaces).actor_network
+
+
+RECIPE = parts.Recipe("sac", SACConfig, parts.BOX.probe, build, _acting(make_loss))
+CROSSQ = parts.Recipe("crossq", CrossQConfig, parts.BOX.probe, build_crossq, _acting(make_crossq_loss))

@@ -19,7 +19,7 @@ from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
-from rlsync.recipes.bounds import above_zero, not_below_zero
+from rlsync.recipes.bounds import above_zero, fraction, not_below_zero
 from rlsync.recipes.networks import PlainModule, PlainSequential
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
@@ -29,10 +29,7 @@ from rlsync.workers.devices import CPU
 
 @dataclass
 class TD3Config(ActorCriticConfig):
-    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477).
-
-    Noise is given in halves of the range of each number of an action.
-    """
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
     name: str = "td3"
     #: Standard deviation of the noise that workers add to actions, in halves of the range of each number.
@@ -43,6 +40,8 @@ class TD3Config(ActorCriticConfig):
     target_noise_clip: float = not_below_zero(0.5)
     #: The actor is updated, and all target networks move, at every so many updates of the critics.
     actor_every: int = above_zero(2)
+    #: How far the target networks move to the trained ones, with each update of the actor.
+    tau: float = fraction(0.005)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)

@@ -307,6 +307,11 @@ def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
     assert error["what"].startswith("recipe.pace.ratio cannot be ")
 
 
+def test_priorities_that_torchrls_loss_does_not_weigh_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    (error,) = checked(capsys, "recipe=crossq", "recipe.prioritized=true")
+    assert error["where"] == "recipe.prioritized"
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize("recipe", ["dqn", "sac", "td3"])
 @pytest.mark.parametrize(

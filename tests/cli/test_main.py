@@ -269,7 +269,7 @@ def test_help_of_train_lists_the_groups_a_user_may_choose_from(
 ) -> None:
     assert main(["train", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "recipe=dqn|dreamer_v1|dreamer_v3|impala|laser|ppo|sac|td3" in said
+    assert "recipe=crossq|dqn|dreamer_v1|dreamer_v3|impala|laser|ppo|sac|td3" in said
     assert "schema" not in said
 
 

@@ -32,6 +32,7 @@ CASES = {
     "sac": ("recipe=sac", "env=pendulum", "recipe.hidden=[8]"),
     # what normalises observations is a part of the policy
     "td3": ("recipe=td3", "env=pendulum", "recipe.hidden=[8]", "recipe.normalize.observations=true"),
+    "crossq": ("recipe=crossq", "env=pendulum", "recipe.hidden=[8]"),
     "impala": ("recipe=impala", "env.id=Pendulum-v1"),
     "impala-lstm": (
         "recipe=impala",

@@ -27,6 +27,7 @@ CONFIGS: dict[str, Callable[[], Config]] = {
     "dqn": lambda: small("dqn", normalize=NORMALIZED, prioritized=True, ladder_alpha=7.0),
     "sac": lambda: small("sac", normalize=NORMALIZED, prioritized=True),
     "td3": lambda: small("td3", normalize=NORMALIZED, prioritized=True),
+    "crossq": lambda: small("crossq", normalize=NORMALIZED),
     "dreamer_v1": lambda: small_dreamer("dreamer_v1"),
     "dreamer_v3": lambda: small_dreamer("dreamer_v3"),
     "impala": small_impala,

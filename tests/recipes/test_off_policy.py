@@ -37,7 +37,7 @@ from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.replay.memory import with_n_step_returns
 from rlsync.recipes.replay.settings import OffPolicyConfig, PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
-from rlsync.recipes.sac import SACConfig
+from rlsync.recipes.sac import CrossQConfig, SACConfig
 from rlsync.recipes.settings import (
     CollectorConfig,
     Config,
@@ -64,16 +64,24 @@ ROUTES = {
     ],
     "sac": [RouteConfig("policy", "loss_module.actor_network")],
     "td3": [RouteConfig("policy.module[0]", "loss_module.actor_network")],
+    "crossq": [RouteConfig("policy", "loss_module.actor_network")],
 }
-SETTINGS: dict[str, type[OffPolicyConfig]] = {"dqn": DQNConfig, "sac": SACConfig, "td3": TD3Config}
+SETTINGS: dict[str, type[OffPolicyConfig]] = {
+    "dqn": DQNConfig,
+    "sac": SACConfig,
+    "td3": TD3Config,
+    "crossq": CrossQConfig,
+}
 #: The parameters of each loss that an optimizer step changes.
 TRAINED = {
     "dqn": ["value_network_params"],
     "sac": ["actor_network_params", "qvalue_network_params"],
     "td3": ["actor_network_params", "qvalue_network_params"],
+    "crossq": ["actor_network_params", "qvalue_network_params"],
 }
 
 every_recipe = pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+and_crossq = pytest.mark.parametrize("name", ["dqn", "sac", "td3", "crossq"])
 
 
 def small(
@@ -211,7 +219,7 @@ def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
 # -------------------------------------------------------------------------------------- training
 
 
-@every_recipe
+@and_crossq
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
@@ -238,7 +246,7 @@ def test_an_environment_whose_observations_are_float64_as_mujocos_are_is_learned
     assert {batch["observation"].dtype for batch in seen} == {torch.float32}
 
 
-@every_recipe
+@and_crossq
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_every_leaf_that_is_trained_reaches_the_workers(name: str) -> None:
@@ -413,7 +421,7 @@ def test_an_environment_with_other_actions_is_refused_with_examples(name: str, e
 # --------------------------------------------------------------------------------------- resumed
 
 
-@every_recipe
+@and_crossq
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_a_resumed_run_goes_on_at_the_same_pace_with_what_it_had(name: str, tmp_path: Path) -> None:
@@ -531,7 +539,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_befor
         again.shutdown()
 
 
-@every_recipe
+@and_crossq
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.one_case

@@ -72,7 +72,7 @@ def make_trainer(
     run: Run[Any],
     collector: BaseCollector,
     loss: LossModule,
-    target: TargetNetUpdater,
+    target: TargetNetUpdater | None,
     optimizer: optim.Optimizer | None = None,
     stepper: OptimizationStepper | None = None,
     *,
@@ -91,23 +91,27 @@ def make_trainer(
         memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, run.spaces.features).register(trainer)
-    if not moved_by_recipe:
+    if target is not None and not moved_by_recipe:
         trainer.register_op("post_optim", TargetNetUpdaterHook(target))
     return trainer
 
 
-def relu_mlp(recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0) -> nn.Module:
+def relu_mlp(
+    recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0, **options: Any
+) -> nn.Module:
     """The network of these recipes: ReLU, with the initial weights that the config asks for."""
     if recipe.initial_weights == "torch":
-        return MixedMLP(features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU)
-    return mlp(features, outputs, recipe.hidden, last_gain=last_gain, activation=nn.ReLU)
+        return MixedMLP(features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU, **options)
+    return mlp(features, outputs, recipe.hidden, last_gain=last_gain, activation=nn.ReLU, **options)
 
 
-def twin_critics(recipe: ActorCriticConfig, spaces: Spaces, device: torch.device) -> list[ValueOperator]:
+def twin_critics(
+    recipe: ActorCriticConfig, spaces: Spaces, device: torch.device, **options: Any
+) -> list[ValueOperator]:
     """Two critics with initial weights of their own: a loss that doubles one widens their distribution."""
     return [
         ValueOperator(
-            seeing(recipe, spaces, relu_mlp(recipe, spaces.features + spaces.actions, 1)),
+            seeing(recipe, spaces, relu_mlp(recipe, spaces.features + spaces.actions, 1, **options)),
             in_keys=["observation", "action"],
         ).to(device)
         for _ in range(2)

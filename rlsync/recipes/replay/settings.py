@@ -41,9 +41,8 @@ class PaceConfig:
 
 @dataclass
 class ReplayConfig(RecipeConfig):
-    """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some.
-
-    How checkpoints have the buffer: :class:`~rlsync.recipes.replay.row_segments.RowSegments`.
+    """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some. How
+    checkpoints have the buffer: :class:`~rlsync.recipes.replay.row_segments.RowSegments`.
     """
 
     #: Number of frames that the replay buffer holds. By default it holds all frames of the run. Memory is
@@ -133,7 +132,7 @@ class OffPolicyConfig(ReplayConfig):
 
 @dataclass
 class ActorCriticConfig(OffPolicyConfig):
-    """What SAC and TD3 share: two critics, and targets that follow them slowly."""
+    """What the recipes with an actor and two critics share."""
 
     total_frames: int = bounds.above_zero(100_000)
     buffer_frames: int = bounds.same_as(ReplayConfig, "buffer_frames", 1_000_000)
@@ -145,8 +144,6 @@ class ActorCriticConfig(OffPolicyConfig):
     anneal_lr: bool = bounds.kept(False, SCHEDULE)
     #: Largest norm of the gradient. Default: so large that only a step that would break the run is cut.
     clip_norm: float = bounds.above_zero(1_000.0)
-    #: How far the target networks move to the trained ones: in each update of sac, with the actor's in td3.
-    tau: float = bounds.fraction(0.005)
     #: Initial weights of these networks: torch's own, as in Stable-Baselines3, or orthogonal, which are
     #: larger, with biases of 0 and small first actions.
     initial_weights: str = bounds.one_of("torch", "orthogonal")
