@@ -75,7 +75,8 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
         raise ConfigError("there is nothing to draw", "; ".join(notes), "name a run that has published")
     looks = zip(runs, itertools.cycle(COLOURS), itertools.cycle(DASHES))
     styles = {name: Style(colour, dashes, alone=len(runs) == 1) for name, colour, dashes in looks}
-    rows = _rows(len(panels))
+    # Two panels a row; the first one, and a last one without a partner, fill a row.
+    rows = [[0, 0], *([left, min(left + 1, len(panels) - 1)] for left in range(1, len(panels), 2))]
     figure = Figure(figsize=(10, 1.2 + 2.6 * len(rows)), dpi=120, layout="constrained")
     axes: dict[int, Axes] = figure.subplot_mosaic(rows)  # type: ignore[arg-type]
     for panel, layer, run, curve in readings:
@@ -103,12 +104,6 @@ def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
                     if layer.expected:
                         notes.append(f"{panel.title}, run {name}: {lacking}")
     return readings, notes
-
-
-def _rows(panels: int) -> list[list[int]]:
-    """The rows of panel numbers: two a row; the first panel, and a last one without a partner, fill a row."""
-    pairs = [[left, min(left + 1, panels - 1)] for left in range(1, panels, 2)]
-    return [[0, 0], *pairs]
 
 
 def _finish(axes: Axes, panel: Panel) -> None:
@@ -253,9 +248,7 @@ def _marks(axes: Axes, name: str, every: int, frames: int, *, at_the_end: bool =
 
 
 def lanes(lives: Mapping[str, Life]) -> Figure:
-    """A lane for each worker, whose rollouts have the colour of the version that acted; publishes below. Runs
-    stand one below the other.
-    """
+    """A lane for each worker, its rollouts coloured by the version that acted; publishes below."""
     workers = {name: sorted({rollout.worker for rollout in life.rollouts}) for name, life in lives.items()}
     heights = [1.5 + 0.5 * len(found) for found in workers.values()]
     figure = Figure(figsize=(10, sum(heights)), layout="constrained")
@@ -272,6 +265,6 @@ def lanes(lives: Mapping[str, Life]) -> Figure:
         axes.set_yticks(range(len(workers[name]) + 1), ["publishes", *map(named, workers[name])])
         if len(lives) > 1:
             axes.set_title(name, loc="left", fontsize="medium")
-    lines = "hatched: a worker's later life, crossed: dropped, dotted: checkpoint, other updates, end"
+    lines = "hatched: a worker's later life, crossed: dropped, dotted: checkpoint, end, or another note"
     axes.set_xlabel(f"seconds; {lines}")
     return figure

@@ -14,8 +14,10 @@ The file ``schedule.bin``, little-endian, is only ever appended to::
 
 A rollout stands where the learner took it, a publish where it became visible, so the file's order is the
 order of both. ``number`` counts the rollouts of a worker over all its lives, ``ms`` the milliseconds since
-the life of the run began. ``EVERYBODY`` stands for all workers of a collector that makes a batch of one
-rollout of each. A run that is killed loses what it had not written: at most one block.
+the life of the run began. ``version`` acted in the first frame of a rollout; if others followed, at policy
+calls, an event ``adopted`` before it says which, from which frames on (``at``, as the batch has them, flat).
+``EVERYBODY`` stands for all workers of a collector that makes a batch of one rollout of each. A run that is
+killed loses what it had not written: at most one block.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class Life:
     events: list[Rollout | Published] = field(default_factory=list)  #: in the order in which they came
     #: by version, the digest of each leaf by its name
     digests: dict[int, dict[str, int]] = field(default_factory=dict)
-    #: checkpoints, resumes, how updates are made from which one on, the end
+    #: checkpoints, resumes, adoptions in rollouts, how updates are made from which one on, the end
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     @property

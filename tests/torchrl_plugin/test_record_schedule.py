@@ -17,6 +17,7 @@ from torchrl.trainers import Trainer
 from rlsync import ConfigError, Every, RecordSchedule, Rerun, SyncWeights, WeightBoard
 from rlsync.core.schedule import Comparison, ScheduleWriter, lives_in
 from rlsync.torchrl_plugin.compat.collectors import WaitingAsyncCollector
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
 from rlsync.torchrl_plugin.hooks.record_schedule import stop
 from tests.tools.parts import FRAMES_PER_BATCH, make_cartpole, make_policy, make_workers
@@ -161,6 +162,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "checkpoints ask workers that wait",
     ),
 }
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("fork_workers")
+def test_versions_that_workers_adopt_at_policy_calls_are_recorded_frame_by_frame(tmp_path: Path) -> None:
+    trainer, stamps = built(tmp_path / "schedule.bin", adopt_at="policy_call"), list[list[int]]()
+    trainer.register_op("batch_process", lambda batch: stamps.append(batch[STAMP].flatten().tolist()))
+    trainer.train()
+    (life,) = lives_in(tmp_path / "schedule.bin")
+    adopted = {(note["worker"], note["number"]): note for note in life.notes if note["event"] == "adopted"}
+    assert adopted, "no version was published during a rollout"
+    recorded = []
+    for rollout in life.rollouts[: len(stamps)]:
+        note = adopted.get((rollout.worker, rollout.number), {"at": [], "versions": []})
+        ends = [*note["at"], FRAMES_PER_BATCH]
+        spans = zip([0, *note["at"]], ends, [rollout.version, *note["versions"]], strict=True)
+        recorded.append([version for begin, end, version in spans for _ in range(begin, end)])
+    assert recorded == stamps
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -106,7 +106,7 @@ class RecordSchedule(TrainerHookBase):
         elif isinstance(collector, MultiAsyncCollector):
             around_arrivals(collector, self._arrived)
         else:
-            trainer.register_op("batch_process", self._batch)
+            trainer.register_op("batch_process", partial(self._arrived, EVERYBODY))
         self.sync.bound.endpoint.publisher.seen.append(self._published)
         if self._way is not None:
             trainer.register_op("post_optim", partial(self._updated, self._way))
@@ -141,12 +141,12 @@ class RecordSchedule(TrainerHookBase):
     def _arrived(self, worker: int, frames: TensorDictBase) -> None:
         number = self.counts.get(worker, 0)
         self.counts[worker] = number + 1
-        if self._writer is not None:
-            self._writer.rollout(worker, 0, number, int(frames.get(STAMP).flatten()[0]))
-
-    def _batch(self, batch: TensorDictBase) -> TensorDictBase:
-        self._arrived(EVERYBODY, batch)
-        return batch
+        stamps = frames.get(STAMP).flatten()
+        if self._writer is None:
+            return
+        if at := (stamps.diff().nonzero().flatten() + 1).tolist():  # at policy calls
+            self._writer.note("adopted", worker=worker, number=number, at=at, versions=stamps[at].tolist())
+        self._writer.rollout(worker, 0, number, int(stamps[0]))
 
     def _updated(self, made: Callable[[], str | None]) -> None:
         self._updates += 1
