@@ -25,6 +25,8 @@ from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.sync.families import end_group
 from rlsync.torchrl_plugin.ending.last_checkpoint import LastCheckpoint, save_before_the_end
 
+LIFE_OVER = "life_frames collected"  #: how a life ends that another one follows at once
+
 
 class Ending:
     """Leaves in the run's folder how the run ended; see :class:`Ended`. Made by :meth:`of`."""
@@ -46,7 +48,8 @@ class Ending:
         except BaseException as error:
             ending._written(error)
             raise
-        ending._written(None)
+        if ending._how != LIFE_OVER:
+            ending._written(None)
 
     def watch(self, trainer: Trainer, sync: SyncWeights) -> None:
         self._trainer, self._sync = trainer, sync
@@ -58,9 +61,7 @@ class Ending:
 
     @contextmanager
     def saving(self, unless: Callable[[BaseException], bool]) -> Iterator[None]:
-        """If what is inside raises, the trainer's checkpoint is written once more, unless somebody else does
-        so after this error.
-        """
+        """If what is inside raises, the checkpoint is written once more, unless somebody else does so."""
         try:
             yield
         except NotFinite:
@@ -110,7 +111,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None  #: the first one
         self._within_s: float | None = None  # how long the attached stop may take
-        self._stop: Callable[[str], object] | None = None
+        self._stop: Callable[[str], object] = str
         self._came = False  # one of this process's own
 
     @classmethod
@@ -163,9 +164,7 @@ class Interrupts:
         return 0 if self.signal is None else 128 + self.signal
 
     def attach(self, stop: Callable[[str], object], within_s: float | None = None) -> None:
-        """After this call, the first signal asks for this stop, at the end of the current iteration, which
-        takes ``within_s`` at most.
-        """
+        """From now on the first signal asks for this stop, which takes ``within_s`` seconds at most."""
         self._stop, self._within_s = stop, within_s
         if self.signal is not None:
             stop("interrupted")
@@ -192,16 +191,14 @@ class Interrupts:
         limit = "" if self._within_s is None else f", or in {self._within_s:g} s"
         told = f"stopping after this iteration{limit}; {again} again kills, without a checkpoint"
         os.write(2, f"\n{told}\n".encode())
-        if self._stop is not None:
-            self._stop("interrupted")
+        self._stop("interrupted")
 
     def _await_end(self, parent: Connection) -> None:
         with suppress(OSError):
             parent.poll(None)
         if self.signal is None:
             self.signal = signal.SIGTERM
-        if self._stop is not None:
-            self._stop("interrupted")
+        self._stop("interrupted")
 
 
 def kill_everything(status: int) -> None:

@@ -24,7 +24,7 @@ from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.evaluating import require_screen
 from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import RECEIPTS, agent_folder, agents_in
+from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, agent_folder, agents_in
 from rlsync.recipes.settings import Config
 from rlsync.workers.replay.shared import SharedReplayHandle
 
@@ -64,6 +64,11 @@ class Job:
     def continues_in(self, run_dir: Path) -> bool:
         """Whether the run goes on in the folder that it resumes from."""
         return self.checkpoint is not None and self.checkpoint.parent.resolve() == run_dir.resolve()
+
+    def next_life(self, run_dir: Path) -> Job:
+        """The job that goes on, in the same folder, from the checkpoint that this one has just written."""
+        config = replace(self.config, resume=str(run_dir))
+        return replace(self, config=config, checkpoint=run_dir / CHECKPOINT, changes=[])
 
     def placed(self, run_dir: str, config_dir: Path | None) -> Job:
         """The same job with the folder it writes to (the config's own wins) and that of ``--config-dir``."""

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     until = "stop when this version is published, with a checkpoint of that moment"
     parser.add_argument("--until", type=int, metavar="VERSION", help=until)
-    first = "begin with this life of a run that was resumed in its folder, 1 being the first"
+    first = "begin with this life of a run with life_frames, or resumed in its folder; 1 is the first"
     parser.add_argument("--from", type=int, metavar="LIFE", dest="first", help=first)
     into = "the folder that the rerun writes to; new (default: rerun-1, -2, ... in the run's folder)"
     parser.add_argument("--into", type=Path, metavar="FOLDER", help=into)
@@ -99,7 +99,8 @@ def wanted(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> 
             f"the run has no life {given.first} that can be made again",
             "--from",
             f"give one of {', '.join(map(str, numbers))}; a checkpoint inside a life will not do: it "
-            "lacks the environments, the workers' random numbers, and the rollouts not learned from yet",
+            "lacks the environments, the workers' random numbers, and the rollouts not learned from yet; "
+            "life_frames=N makes a life of every N frames of a run",
         )
     chosen = [lives[number] for number in numbers if given.first is None or number >= given.first]
     if given.until is None:

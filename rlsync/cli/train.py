@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import math
@@ -27,7 +28,7 @@ from rlsync import Stop, SyncWeights
 from rlsync.cli import trust
 from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.compose.command_line import CommandLine
-from rlsync.cli.ending import Ending, Interrupts
+from rlsync.cli.ending import LIFE_OVER, Ending, Interrupts
 from rlsync.cli.job import Job, job_of, jobs_of, words_for_hydra
 from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
@@ -113,20 +114,26 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
 
 
 def train_job(job: Job, parent: Connection | None = None) -> int:
-    """Build, resume if asked, and train; returns 0, or 128 and the number of the signal that ended it. For a
-    ``parent`` see :class:`Interrupts`.
-    """
+    """Build, resume if asked, and train. Returns the exit status. ``parent``: see :class:`Interrupts`."""
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
-    config, goes_on = OmegaConf.structured(job.config), job.continues_in(run_dir)
     trust.claim(run_dir, job.trusted)
-    if not goes_on:
-        OmegaConf.save(config, run_dir / RESOLVED)
+    if not job.continues_in(run_dir):
+        OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
+    with Interrupts.caught(parent) as interrupts:
+        while (status := _live(job, run_dir, interrupts)) is None:
+            gc.collect()  # what lives leave has files open, in cycles of references
+            job = job.next_life(run_dir)
+    return status
+
+
+def _live(job: Job, run_dir: Path, interrupts: Interrupts) -> int | None:
+    """One life of a run: its exit status, or None if the run goes on with another one."""
+    goes_on = job.continues_in(run_dir)
     # Inside, for what ended.json says; outside, because it may not be possible to write that.
-    told = output_read
-    with told(run_dir), Interrupts.caught(parent) as interrupts, Ending.of(run_dir) as ending, told(run_dir):
+    with output_read(run_dir), Ending.of(run_dir) as ending, output_read(run_dir):
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):
@@ -141,10 +148,10 @@ def train_job(job: Job, parent: Connection | None = None) -> int:
                     trust.claim(kept, trusted=True)  # this run's own, or looked at when it was loaded
             if goes_on or job.shared is not None:  # an agent may be killed, and resumed, at any time
                 trainer.save_trainer(force_save=True)  # it and the config beside it belong together
-                OmegaConf.save(config, run_dir / RESOLVED)
+                OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
             stop = Stop(trainer, job.config.stop_within_s)
             interrupts.attach(stop, job.config.stop_within_s)
-            line = LiveLine(trainer, Console())
+            line = LiveLine(trainer, Console(), job.config.life_frames)
             ending.watch(trainer, line.sync)
             if interrupts.signal is not None:
                 print("stopped: interrupted before the first frame", flush=True)
@@ -162,7 +169,8 @@ def train_job(job: Job, parent: Connection | None = None) -> int:
                 for part in trainers.registered_modules(trainer):
                     if isinstance(part, InSummary):
                         print(part.summary_line(), flush=True)
-        return ending.reached(line.reason(interrupts), interrupts.exit_status())
+        status = ending.reached(line.reason(interrupts), interrupts.exit_status())
+        return None if line.reason(interrupts) == LIFE_OVER else status
 
 
 def told_of_resume(trainer: Trainer, job: Job) -> str:
@@ -209,9 +217,9 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
 
 
 class LiveLine:
-    """Prints how far the run is, twice a second on a terminal, every few seconds elsewhere."""
+    """Prints how far the run is, twice a second on a terminal, every few seconds elsewhere; ends its life."""
 
-    def __init__(self, trainer: Trainer, console: Console) -> None:
+    def __init__(self, trainer: Trainer, console: Console, life_frames: int | None = None) -> None:
         hooks = trainers.registered_modules(trainer)
         syncs = [hook for hook in hooks if isinstance(hook, SyncWeights) and hook.feeds is trainer.collector]
         returns = [hook for hook in hooks if isinstance(hook, EpisodeReturns)]
@@ -225,6 +233,7 @@ class LiveLine:
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._every_s = PLAIN_EVERY_S if self._live is None else EVERY_S
         self._started = self._next = time.monotonic()
+        self._end = trainer.collected_frames + (life_frames or trainer.total_frames)
         trainer.register_op("post_steps_log", self._on_batch)
 
     def shown(self) -> contextlib.AbstractContextManager[object]:
@@ -233,6 +242,8 @@ class LiveLine:
 
     def _on_batch(self, batch: TensorDictBase | None = None) -> None:
         now, over = time.monotonic(), self.trainer.collected_frames >= self.trainer.total_frames
+        if self._life_over:
+            self.trainer.request_stop(LIFE_OVER)
         if now < self._next and not (over and self._live):
             return
         self._next = now + self._every_s
@@ -245,7 +256,13 @@ class LiveLine:
     def reason(self, interrupts: Interrupts) -> str:
         if interrupts.signal is not None:
             return interrupts.how()
-        return "target return reached" if self.returns.reached else "total_frames collected"
+        if self.returns.reached:
+            return "target return reached"
+        return LIFE_OVER if self._life_over else "total_frames collected"
+
+    @property
+    def _life_over(self) -> bool:
+        return self._end <= self.trainer.collected_frames < self.trainer.total_frames
 
     def summary(self, interrupts: Interrupts) -> str:
         mean = "none" if math.isnan(self.returns.mean) else f"{self.returns.mean:.1f}"

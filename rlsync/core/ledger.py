@@ -186,9 +186,7 @@ class Ledger:
         self._newest = self._newest._replace(version=max(self.version, version))
 
     def follow(self, stamp: Stamp) -> None:
-        """Begin a life after the one whose newest ``stamp`` this is, in a higher generation and with higher
-        numbers; :data:`NOTHING` changes nothing.
-        """
+        """Go on after the life that this ``stamp`` ended; :data:`NOTHING` changes nothing."""
         self._newest = Stamp(max(self.generation, stamp.generation + 1), max(self.version, stamp.version))
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,21 +195,18 @@ def _require_sizes(folder: Path) -> None:
     """Refuse memory-mapped tensors of another size than tensordict has noted beside them."""
     for record in folder.rglob(_TENSORS):
         try:
-            sizes = list(_tensor_bytes(json.loads(record.read_text())))
+            sizes = {
+                name: torch.Size(about["shape"]).numel() * getattr(torch, about["dtype"][6:]).itemsize
+                for name, about in json.loads(record.read_text()).items()
+                if isinstance(about, dict) and "dtype" in about and not about.get("is_nested")
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _damaged(record, first_line(error)) from error
-        for name, size in sizes:
+        for name, size in sizes.items():
             file = record.parent / f"{name}.memmap"
             found = file.stat().st_size if file.is_file() else 0
             if found != size:
                 raise _damaged(file, f"it has {found:,} of {size:,} bytes")
-
-
-def _tensor_bytes(record: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for name, about in record.items():
-        if isinstance(about, dict) and "dtype" in about and not about.get("is_nested"):
-            dtype = getattr(torch, about["dtype"].removeprefix("torch."))
-            yield name, torch.Size(about["shape"]).numel() * dtype.itemsize
 
 
 def _damaged(file: Path, how: str) -> ConfigError:

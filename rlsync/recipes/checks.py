@@ -48,7 +48,7 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from cluster_errors(config)
     yield from in_process_errors(config)
     yield from transport_errors(config)
-    yield from lag_errors(config)
+    yield from schedule_errors(config)
     yield from video_errors(config)
     yield from file_errors(config)
     yield from update_errors(config)
@@ -183,18 +183,27 @@ def transport_errors(config: Config) -> Iterator[RlsyncError]:
         yield ConfigError(what, f"collector.transport={settings.transport}", f"leave it out, or give {BOARD}")
 
 
-def lag_errors(config: Config) -> Iterator[RlsyncError]:
-    """One error for each key that leaves no fixed lag, where one is asked for."""
+def schedule_errors(config: Config) -> Iterator[RlsyncError]:
+    """One error for each key that leaves no fixed lag, or no life to make again, where that is asked for."""
     own, seconds = vars(config.recipe), config.sync.when.unit == "seconds"
-    cures = {
-        "collector.lag": "" if "when_full" in own else "give recipe=impala or laser",
+    both = {
         "cluster.kind": "" if config.cluster.here else "give cluster=none",
         "sync.when.unit": "count batches, frames or optim_steps" if seconds else "",
+    }
+    lag = {
+        "collector.lag": "" if "when_full" in own else "give recipe=impala or laser",
         "recipe.when_full": "" if own.get("when_full", "block") == "block" else "give block",
     }
-    for key, cure in cures.items():
-        if cure and config.collector.lag is not None:
-            yield ConfigError("this run cannot have a fixed lag", key, f"{cure}, or leave collector.lag out")
+    life = {
+        "recipe.when_full": "give block or drop_oldest" if own.get("when_full") == "drop_newest" else "",
+        "sync.digest_every": "give 100" if config.sync.digest_every is None else "",
+    }
+    asked = [("collector.lag", "have a fixed lag", lag)] if config.collector.lag is not None else []
+    asked += [("life_frames", "be made again life by life", life)] if config.life_frames is not None else []
+    for key, what, cures in asked:
+        for at, cure in {**both, **cures}.items():
+            if cure:
+                yield ConfigError(f"this run cannot {what}", at, f"{cure}, or leave {key} out")
 
 
 def has_compiler() -> bool:

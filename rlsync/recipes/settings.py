@@ -302,6 +302,9 @@ class Config:
     #: One is also written at the end of a run, also if it ends by Ctrl-C, SIGTERM, a lost worker or another
     #: error. Only a run that is killed (SIGKILL) loses frames: at most this many.
     checkpoint_every_frames: int | None = bounds.above_zero(None)
+    #: After so many frames the workers end, and the run goes on from its checkpoint with new ones: in another
+    #: life, at which rlsync rerun --from can begin. null: one life.
+    life_frames: int | None = bounds.above_zero(None)
     #: Seconds after Ctrl-C or SIGTERM until worker processes that hold the learner up, because they are
     #: stopped or hang in an environment, are killed; the run then ends as ever, with a checkpoint. Their last
     #: rollout is lost. Longer than a batch takes to be collected. null: wait for them until

@@ -118,9 +118,7 @@ def _speaking(call: Call, policy: nn.Module) -> Call:
 def examined(
     modules: Mapping[str, nn.Module], call: Call, *, alias: Collection[str], within: nn.Module | None = None
 ) -> Acting:
-    """Which leaves of some destinations act; those in ``alias`` adopt by alias. Only parts of ``within``,
-    which ``call`` calls, are examined.
-    """
+    """Which leaves of some destinations act; those in ``alias`` adopt by alias. ``call`` calls ``within``."""
     idle: dict[str, Sequence[str]] = {}
     unknown: dict[str, str] = {}
     by_copy = True

@@ -207,7 +207,8 @@ def _end_all(collectors: WeakSet[WorkerProcesses], closables: WeakSet[Closable])
 
 
 def _end_workers(left: list[WorkerProcesses]) -> None:
-    processes = [process for collector in left for process in _processes_of(collector)]
+    # A collector whose constructor raised before it started any has no list.
+    processes = [process for collector in left for process in getattr(collector, "procs", ())]
     deadline = time.monotonic() + LEAVE_WITHIN_S
     try:
         while left:
@@ -217,10 +218,3 @@ def _end_workers(left: list[WorkerProcesses]) -> None:
         for process in processes:
             with suppress(ValueError):  # closed: it has ended
                 end_group(process)
-
-
-def _processes_of(collector: WorkerProcesses) -> list[BaseProcess]:
-    try:
-        return list(collector.procs)
-    except AttributeError:  # its constructor raised before it started any
-        return []

@@ -138,8 +138,11 @@ def bind_route(
     check_trained(root, path, where)
     leaves = Leaves(live, str(path), shards=True)
     found, prefix = endpoint.locate(target, where)
-    if endpoint.needs_every_leaf:
-        _refuse_excluded(endpoint, found, route.exclude, where)
+    for spec in (endpoint.specs(found) or ()) if endpoint.needs_every_leaf else ():
+        if excluded(spec.name, route.exclude):
+            what = f"{found}.{spec.name} would not be sent, and the workers would wait for it for ever"
+            cure = "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
+            raise errors.LayoutMismatch(what, f"{where}, {endpoint.description}", cure)
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
     there = [spec.name for spec in _below(endpoint.specs(found) or [], prefix)]
     either = list(dict.fromkeys([*names, *there]))
@@ -157,14 +160,6 @@ def bind_route(
     require_board([s.leaf for s in sent], endpoint.publisher.transport, leaves.where)
     ties = [(s.leaf, by_name[s.spec.tie]) for s in sent if s.spec.tie in by_name]
     return BoundRoute(route, path, found, prefix, leaves, comparisons, sent, ties)
-
-
-def _refuse_excluded(endpoint: Endpoint, destination: str, patterns: Sequence[str], where: str) -> None:
-    for spec in endpoint.specs(destination) or ():
-        if excluded(spec.name, patterns):
-            what = f"{destination}.{spec.name} would not be sent, and the workers would wait for it for ever"
-            cure = "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
-            raise errors.LayoutMismatch(what, f"{where}, {endpoint.description}", cure)
 
 
 def _compare(

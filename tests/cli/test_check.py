@@ -121,7 +121,7 @@ def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.seconds
 @pytest.mark.thorough
 def test_every_shipped_recipe_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
-    for sweep, count in ((["recipe=glob(*)"], 8), (["recipe=ppo,dqn", "collector=sync,async"], 4)):
+    for sweep, count in ((["recipe=glob(*)"], 9), (["recipe=ppo,dqn", "collector=sync,async"], 4)):
         assert main(["check", "-m", *sweep]) == 0
         assert capsys.readouterr().out.splitlines()[0] == f"nothing is wrong with these {count} configs"
 
@@ -270,20 +270,24 @@ def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
 
 @pytest.mark.one_case
 @pytest.mark.parametrize(
-    ("words", "key"),
+    ("words", "asked", "key"),
     [
-        (("recipe=ppo",), "collector.lag"),
-        (("recipe=impala", "cluster=ray"), "cluster.kind"),
-        (("recipe=impala", "sync.when.unit=seconds"), "sync.when.unit"),
-        (("recipe=laser", "recipe.when_full=drop_oldest"), "recipe.when_full"),
+        (("recipe=ppo",), "collector.lag", "collector.lag"),
+        (("recipe=impala", "cluster=ray"), "collector.lag", "cluster.kind"),
+        (("recipe=impala", "sync.when.unit=seconds"), "collector.lag", "sync.when.unit"),
+        (("recipe=laser", "recipe.when_full=drop_oldest"), "collector.lag", "recipe.when_full"),
+        (("recipe=impala", "cluster=ray"), "life_frames", "cluster.kind"),
+        (("recipe=sac", "sync.when.unit=seconds"), "life_frames", "sync.when.unit"),
+        (("recipe=laser", "recipe.when_full=drop_newest"), "life_frames", "recipe.when_full"),
+        (("recipe=dqn", "sync.digest_every=null"), "life_frames", "sync.digest_every"),
     ],
 )
-def test_what_a_fixed_lag_cannot_go_with_is_refused_by_its_key(
-    words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
+def test_what_a_fixed_lag_or_lives_cannot_go_with_is_refused_by_its_key(
+    words: tuple[str, ...], asked: str, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (error,) = checked(capsys, *words, "collector.lag=1")
+    (error,) = checked(capsys, *words, f"{asked}=1")
     assert error["where"] == key
-    assert "leave" in error["cure"]
+    assert f"leave {asked} out" in error["cure"]
     assert "laser" in error["cure"] or key != "collector.lag"
 
 

@@ -56,6 +56,7 @@ SHORT = (
             [
                 *("recipe=impala", "recipe.agents=2", "recipe.vary=[1, 2]", "collector=in_process"),
                 *("recipe.replay.checkpointed=true", "collector.lag=1", "cluster=ray"),
+                "life_frames=1000",
             ],
             {
                 "recipe.vary": "[1, 2] is no list of values by key",
@@ -63,6 +64,7 @@ SHORT = (
                 "recipe.replay.checkpointed": "2 agents share one replay",
                 "collector.lag": "2 agents share one replay",
                 "cluster.kind": "2 agents share one replay",
+                "life_frames": "2 agents share one replay",
                 "collector.kind": "cannot be sync",
             },
         ),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ import torch
 from omegaconf import OmegaConf
 
 from rlsync.cli.main import main
+from rlsync.cli.status import ended
 from rlsync.core.errors import ConfigError
-from rlsync.core.schedule import ScheduleWriter
+from rlsync.core.schedule import ScheduleWriter, lives_in
 from rlsync.recipes.dqn import RECIPE as DQN
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.settings import ImpalaConfig
@@ -22,6 +26,8 @@ from rlsync.recipes.rerun import frame_of, lives_to_repeat, schedule_facts
 from rlsync.recipes.run_files import RESOLVED, SCHEDULE
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
+from tests.cli.test_main import Run, finished
+from tests.tools.programs import ENDS_WITHIN_S
 
 MAP_OF_DQN = [
     RouteConfig("policy.module[0]", "loss_module.value_network"),
@@ -113,6 +119,36 @@ def test_a_schedule_that_is_older_than_a_key_is_taken_with_the_keys_default(tmp_
     del older["config"]["recipe"]["lr"], older["config"]["cluster"]
     run = recorded(tmp_path / "run", given, older)
     assert list(lives_to_repeat(run, lambda _: given)) == [1]
+
+
+def test_a_run_of_lives_is_made_again_from_any_of_them_also_after_a_stop_in_a_later_one(
+    tmp_path: Path,
+) -> None:
+    words = ("recipe=impala", "recipe.total_frames=1000000", "recipe.target_return=null", "logger=none")
+    run = Run(tmp_path, "train", *words, "run_dir=it", "life_frames=800", "sync.digest_every=2")
+    try:
+        while run.process.poll() is None and "resumed from it/checkpoint  frames 1,600" not in run.output:
+            assert ended(tmp_path / "it") is None, "rlsync status --watch would leave"
+            time.sleep(0.001)
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.exit_status(ENDS_WITHIN_S) == 128 + signal.SIGTERM
+    finally:
+        run.kill()
+    end = ended(tmp_path / "it")
+    assert end is not None
+    assert end.how == "terminated"
+    more = f"recipe.total_frames={end.frames + 900}"
+    assert (
+        "stopped: total_frames collected"
+        in finished(tmp_path, "train", "resume=it", "run_dir=it", more).output
+    )
+    lives = lives_in(tmp_path / "it" / SCHEDULE)
+    assert [life.facts["resumed"] for life in lives] == [False, *[True] * (len(lives) - 1)]
+    assert len(lives) == 5, "three before the stop, and two after it"
+    again = finished(tmp_path, "rerun", "it", "--from", "2", "--json")
+    found = json.loads(again.output.splitlines()[-1])
+    assert found["unequal"] == 0
+    assert found["equal"] == sum(len(life.digests) for life in lives[1:] if life.rollouts)
 
 
 def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are_refused(

@@ -213,9 +213,7 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
 
 
 def file_before(folder: Path) -> Path | None:
-    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere.
-    A population's folder has checkpoints in those of its agents alone.
-    """
+    """The config of the run that left the checkpoint in a folder; None if there is none."""
     checkpoint = checkpoint_at(folder)
     file = None if checkpoint is None else checkpoint.parent / RESOLVED
     if (folder / AGENTS).is_dir():

@@ -306,6 +306,7 @@ class ImpalaConfig(RecipeConfig):
             "recipe.replay.checkpointed": "give false" if self.replay.checkpointed else "",
             "cluster.kind": "" if config.cluster.here else "give cluster=none",
             "collector.lag": "" if config.collector.lag is None else "leave it out",
+            "life_frames": "" if config.life_frames is None else "leave life_frames out",
         }
         for key, cure in cures.items():
             if cure:

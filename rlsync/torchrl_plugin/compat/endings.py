@@ -106,14 +106,8 @@ class FramesMadeHere:
         with self._lock:
             self._thread = threading.get_ident()
         try:
-            yield
-        except RlsyncError:
-            raise
-        except Exception as error:
-            lost = self._lost()
-            if lost is None:
-                raise
-            raise lost from error
+            with lost_in_place(lambda error: self._lost()):
+                yield
         finally:
             with self._lock:
                 self._thread = None
@@ -156,6 +150,17 @@ class FramesMadeHere:
                     os.getpid(),
                     self.stacks(*hanging),
                 )
+
+
+@contextmanager
+def lost_in_place(found: Callable[[Exception], WorkerLost | None]) -> Iterator[None]:
+    """Raise the WorkerLost that is found for an error in its place; it is the cause."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RlsyncError) or (lost := found(error)) is None:
+            raise
+        raise lost from error
 
 
 def processes_behind(collector: LocalCollector) -> list[BaseProcess]:

@@ -7,16 +7,17 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torchrl.collectors import AsyncBatchedCollector
 
-from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
+from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.core.path import short
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, wrap_batches
+from rlsync.torchrl_plugin.compat.endings import lost_in_place
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.waits import lost_workers
 from rlsync.transport.contract import ReaderStatus
@@ -95,19 +96,9 @@ class Watch:
             if len(self._had_its_turn) == collector.num_workers:
                 self._had_its_turn.clear()
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
+    def told(self) -> AbstractContextManager[None]:
         """Raise WorkerLost with the names of the dead workers in place of TorchRL's error, its cause."""
-        try:
-            yield
-        except RlsyncError:
-            raise
-        except Exception as error:
-            lost = self._lost_to(error)
-            if lost is None:
-                raise
-            self._end_workers()
-            raise lost from error
+        return lost_in_place(self._lost_to)
 
     def _told_of(self, batches: Iterator[Any]) -> Iterator[Any]:
         with self.told():
@@ -119,6 +110,8 @@ class Watch:
         until = time.monotonic() + (_DEAD_WITHIN_S if broken else 0.0)
         while (publisher := self._watched()) is not None:
             lost = lost_workers(publisher, publisher.transport.status(), "asking for a batch")
+            if lost is not None:
+                self._end_workers()
             if lost is not None or time.monotonic() >= until:
                 return lost
             time.sleep(LOOK_EVERY_S / 10)

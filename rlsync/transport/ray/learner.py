@@ -225,7 +225,8 @@ class SenderThread:
     """Sends the newest version, in a daemon thread, and skips what comes faster than it can."""
 
     def __init__(self, mailbox: Any, repeat_s: float) -> None:
-        self.sender = Sender(_put, lambda address: None, self._post, repeat_s)
+        # An image stays in the object store while somebody has its address.
+        self.sender = Sender(lambda flat: ray.put(flat.numpy()), lambda address: None, self._post, repeat_s)
         self.layout: Layout | None = None
         self.newest: ImageBuffer | None = None  #: the newest version
         self.failure: BaseException | None = None  #: the error that has ended the thread
@@ -321,8 +322,3 @@ class SenderThread:
             return  # it was killed, or is being started again: repeated later
         if reply is not None:
             self.sender.replied(self.sender.message, reply)
-
-
-def _put(flat: Tensor) -> ray.ObjectRef:
-    """Copy a flat image into the object store, once. It stays there while somebody has its address."""
-    return ray.put(flat.numpy())
