@@ -216,7 +216,7 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
 
 @pytest.mark.thorough
 def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_path: Path) -> None:
-    contenders = ["--only", "rlsync-async", "torchrl", "--rounds", 1, "--seconds", 20, "--prefill", 64]
+    contenders = ["--only", "rlsync-async", "torchrl", "--rounds", 1, "--seconds", 60, "--prefill", 64]
     ended = _run(BENCHMARKS / "off_policy.py", "sac", *contenders, "--out", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "sac.json").read_text())
