@@ -125,8 +125,9 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
         Checkpoint(loss_module=trainer.loss_module).load(checkpoint, map_location="cpu")
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
-        if isinstance(error.__cause__, RlsyncError):  # it tells its own cure: a part, or a worker that died
-            raise error.__cause__ from error
+        for told in (error, error.__cause__):
+            if isinstance(told, RlsyncError):  # it tells its own cure: a part, or a worker that died
+                raise told from told.__cause__
         raise _misfit(error, checkpoint, changed or []) from error
     finally:
         trainer.logger = logger

@@ -100,7 +100,7 @@ class PublishError(RlsyncError):
     """Weights could not be published, or did not arrive."""
 
 
-class WorkerLost(PublishError):
+class WorkerLost(PublishError, RuntimeError):  # as TorchRL raises, whose users catch that
     """A worker died."""
 
 

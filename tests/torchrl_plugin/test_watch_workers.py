@@ -263,6 +263,7 @@ def test_an_error_in_an_environment_ends_the_training_and_stands_on_stderr(
         with _ends_soon(pids), pytest.raises(WorkerLost, match="exited with status 1, acted with") as lost:
             trainer.train()
     assert in_three_lines(lost.value)
+    assert isinstance(lost.value, RuntimeError), "as without a board, so what caught that goes on to"
     assert "RuntimeError: the emulator broke down" in capfd.readouterr().err
 
 
