@@ -10,7 +10,7 @@ import ast as _ast
 from importlib import import_module as _import_module
 from pathlib import Path as _Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _STUB = _ast.parse(_Path(__file__).with_suffix(".pyi").read_text())
 
