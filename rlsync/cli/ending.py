@@ -111,7 +111,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None  #: the first one
         self._within_s: float | None = None  # how long the attached stop may take
-        self._stop: Callable[[str], object] = str
+        self._stop: Callable[[str], object] = str  # which does nothing
         self._came = False  # one of this process's own
 
     @classmethod

@@ -169,8 +169,8 @@ def _live(job: Job, run_dir: Path, interrupts: Interrupts) -> int | None:
                 for part in trainers.registered_modules(trainer):
                     if isinstance(part, InSummary):
                         print(part.summary_line(), flush=True)
-        status = ending.reached(line.reason(interrupts), interrupts.exit_status())
-        return None if line.reason(interrupts) == LIFE_OVER else status
+        status = ending.reached(how := line.reason(interrupts), interrupts.exit_status())
+        return None if how == LIFE_OVER else status
 
 
 def told_of_resume(trainer: Trainer, job: Job) -> str:

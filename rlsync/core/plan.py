@@ -75,7 +75,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One entry of a sync map, its paths spelled alike. Patterns are globs of leaf names in the route."""
+    """One entry of a sync map, paths in standard spelling. Patterns are globs of leaf names in the route."""
 
     destination: str  #: where the weights go, a path on the collector
     source: str  #: where they come from, a path on the trainer

@@ -118,7 +118,7 @@ def _speaking(call: Call, policy: nn.Module) -> Call:
 def examined(
     modules: Mapping[str, nn.Module], call: Call, *, alias: Collection[str], within: nn.Module | None = None
 ) -> Acting:
-    """Which leaves of some destinations act; those in ``alias`` adopt by alias. ``call`` calls ``within``."""
+    """Which leaves act, of destinations that are parts of ``within``; those in ``alias`` adopt by alias."""
     idle: dict[str, Sequence[str]] = {}
     unknown: dict[str, str] = {}
     by_copy = True

@@ -213,7 +213,7 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
 
 
 def file_before(folder: Path) -> Path | None:
-    """The config of the run that left the checkpoint in a folder; None if there is none."""
+    """The config beside the checkpoint in a folder, or of the population there; None if there is none."""
     checkpoint = checkpoint_at(folder)
     file = None if checkpoint is None else checkpoint.parent / RESOLVED
     if (folder / AGENTS).is_dir():

@@ -141,10 +141,10 @@ class RecordSchedule(TrainerHookBase):
     def _arrived(self, worker: int, frames: TensorDictBase) -> None:
         number = self.counts.get(worker, 0)
         self.counts[worker] = number + 1
-        stamps = frames.get(STAMP).flatten()
         if self._writer is None:
             return
-        if at := (stamps.diff().nonzero().flatten() + 1).tolist():  # at policy calls
+        stamps, within = frames.get(STAMP).flatten(), self.sync.bound.endpoint.adopts_within_rollouts
+        if within and (at := (stamps.diff().nonzero().flatten() + 1).tolist()):
             self._writer.note("adopted", worker=worker, number=number, at=at, versions=stamps[at].tolist())
         self._writer.rollout(worker, 0, number, int(stamps[0]))
 
