@@ -167,12 +167,10 @@ def _sources(found: Examination) -> Iterator[Finding]:
     yield from (Finding("warn", "source", why.what, why.cure) for why in covered.stuck)
     if covered.unheld:
         cure = "give them to the optimizer, unless they are frozen on purpose"
-        said = f"sent, and in no optimizer: {listed(covered.unheld, _NAMES)}"
-        yield Finding("warn", "unheld", said, cure)
+        yield Finding("warn", "unheld", f"sent, and in no optimizer: {listed(covered.unheld, _NAMES)}", cure)
     if covered.unsent:
         cure = "name a source that contains them, unless the workers do not need them"
-        said = f"trained, and not sent: {listed(covered.unsent, _NAMES)}"
-        yield Finding("warn", "unsent", said, cure)
+        yield Finding("warn", "unsent", f"trained, and not sent: {listed(covered.unsent, _NAMES)}", cure)
 
 
 def _arrival(found: Examination, arrival: Arrival) -> Finding:

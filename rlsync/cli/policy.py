@@ -41,5 +41,4 @@ def load_policy(
     """
     from rlsync.cli.export import policy_of
 
-    where = f"load_policy({str(run)!r}, {which!r})"
-    return policy_of(Path(run), which, where, trust, greedy, device)
+    return policy_of(Path(run), which, f"load_policy({str(run)!r}, {which!r})", trust, greedy, device)

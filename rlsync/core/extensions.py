@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
@@ -29,8 +31,13 @@ def has_package(name: str) -> bool:
 
 def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint]:
     """The entry points of a group by name, not imported. A ``shipped`` name cannot be taken over."""
-    found = {point.name: point for point in entry_points(group=group)}
+    found = {point.name: point for point in _points(group, *sys.path)}
     return {name: point for name, point in sorted(found.items()) if name not in shipped}
+
+
+@cache
+def _points(group: str, *_: str) -> tuple[EntryPoint, ...]:  # 12 ms, and one command asks ten times
+    return tuple(entry_points(group=group))
 
 
 def imported(point: EntryPoint, what: str, cure: str = "") -> Any:

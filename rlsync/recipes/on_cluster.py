@@ -131,6 +131,5 @@ def crew_of(run: Run[Any]) -> Crew | None:
         return None if name is None else Crew(name)
     name = name or uuid.uuid4().hex[:12]
     if file is not None:
-        text = json.dumps({_NAME: name})
-        write_whole(file, lambda beside: beside.write_text(text))
+        write_whole(file, lambda beside: beside.write_text(json.dumps({_NAME: name})))
     return Crew(name, cluster.learner_timeout_s)

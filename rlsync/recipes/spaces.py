@@ -197,8 +197,7 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
         if not isinstance(lost, (WorkerLost, AdoptionTimeout)):
             raise
         in_config = "; in a config it is collector.start_timeout_s" * isinstance(lost, AdoptionTimeout)
-        where = f"{lost.where}; env.id={config.id}"
-        raise type(lost)(lost.what, where, lost.cure + in_config) from error
+        raise type(lost)(lost.what, f"{lost.where}; env.id={config.id}", lost.cure + in_config) from error
 
 
 _RESETS, _STEPS = 3, 400  # of a play: resets with a seed, and steps after each

@@ -6,6 +6,7 @@ ends its own.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -86,6 +87,7 @@ def start_process(
 def lead_group() -> None:
     """Make this worker process lead a process group, in which all are that it starts from now on."""
     global _leader
+    gc.freeze()  # what a learner that forked it left in cycles may hold threads that are not here
     _leader = os.getpid()
     if os.getpgrp() != _leader:
         os.setpgid(0, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import signal
 import traceback
@@ -107,7 +106,6 @@ def seed_all(seed: int) -> None:
 
 def prepare_process() -> None:
     """One thread, its own process group, no signal handlers of a learner that forked it, and no Ctrl-C."""
-    gc.freeze()  # what a learner that forked it left in cycles may hold threads that are not here
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     lead_group()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -115,8 +115,7 @@ def register_hooks(
     trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector, network: ImpalaNet
 ) -> None:
     recipe, replay = run.recipe, run.recipe.replay
-    sync = parts.register_sync(trainer, run)
-    LogPolicyLag(sync).register(trainer)
+    LogPolicyLag(parts.register_sync(trainer, run)).register(trainer)
     if replay.ratio:
         seed, shared = run.config.seed, run.shared
         held: UnrollReplay | SharedReplay

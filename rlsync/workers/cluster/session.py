@@ -146,8 +146,7 @@ class ClusterStatus:
 
     def write(self, file: Path) -> None:
         """Write it, so that a reader finds the old or the new file whole."""
-        text = json.dumps(asdict(self))
-        write_whole(file, lambda beside: beside.write_text(text))
+        write_whole(file, lambda beside: beside.write_text(json.dumps(asdict(self))))
 
     @classmethod
     def read(cls, file: Path) -> ClusterStatus:
