@@ -22,7 +22,7 @@
 #   TORCH_INDEX=URL        a package index to take torch from, for example the CPU-only one of pytorch.org
 #   CONSTRAINTS=FILE       the versions to install
 #   ARGS='...'             overrides for `make train`, options for `make test`, `make test-quick`, `make compat`
-#   JOBS=4                 how many processes run tests side by side; 0 runs them in one, for a debugger. `make test-quick`
+#   JOBS=3                 how many processes run tests side by side; 0 runs them in one, for a debugger. `make test-quick`
 #                          takes one for each core
 #   BUDGET_S=300           seconds after which `make test-touched` begins no test, and names those that are left
 
@@ -31,8 +31,8 @@ VENV ?= .venv
 TORCH_INDEX ?=
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
-# Two more than the two cores of a small machine: many tests wait for a timeout, and the others go on meanwhile.
-JOBS ?= 4
+# One more than the two cores of a small machine: many tests wait for a timeout, and the others go on meanwhile.
+JOBS ?= 3
 BUDGET_S ?= 300
 
 BIN := $(VENV)/bin

@@ -10,13 +10,16 @@ import random
 import signal
 import sys
 import time
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from importlib import import_module
+from functools import partial
+from importlib import import_module, reload
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TextIO
 
 # Before numpy and torch: spawned workers inherit it, and one thread each is all a test machine has to give.
@@ -117,22 +120,67 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.processes)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the fork server of the tests, if a test needs it: it loads while the first tests run.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Start the fork server of the tests, if a test needs it.
 
     Collectors that leave the start method to Python start their workers from it, in milliseconds; a spawned
     worker imports torch and TorchRL by itself for four seconds of processor time.
     """
+    if not session.items:  # xdist hands them out to others
+        return
     # TorchRL and gymnasium import it for MuJoCo, and it starts a process to find its library: not in a test.
     with suppress(ImportError):
         import_module("glfw")
     multiprocessing.set_forkserver_preload(list(PRELOAD))
     multiprocessing.set_start_method("forkserver", force=True)
+    _parse_files_once()
     # Cases on Ray start processes in Ray's own.
-    if not all(is_quick(item) or item.path.name.endswith("_cases.py") for item in session.items):
-        forkserver.ensure_running()
+    starts = not all(is_quick(item) or item.path.name.endswith("_cases.py") for item in session.items)
+    if starts:
+        loaded = list(map(import_module, PRELOAD))
     gc.collect()
     gc.freeze()  # what is loaded stays: else a fifth of the processor time goes into looking at it again
+    if starts:
+        resource_tracker.ensure_running()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("multiprocessing.util.spawnv_passfds", partial(_fork_server, patch, loaded[0].load))
+            forkserver.ensure_running()
+
+
+def _fork_server(
+    patch: pytest.MonkeyPatch, load: Callable[[], None], _: bytes, args: list[str], passed: Sequence[int]
+) -> int:
+    """Fork the fork server, with what this process has loaded: a new one would load it for eight seconds.
+
+    A later one, in place of one that was killed, is new.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        patch.undo()
+        for descriptor in Path("/proc/self/fd").iterdir():  # else xdist waits for it, too, when we are gone
+            number = int(descriptor.name)
+            if number > 2 and number not in passed and descriptor.exists() and descriptor.is_fifo():
+                os.close(number)
+        forkserver._forkserver.__init__()  # it holds the lock under which we start it
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        sys.orig_argv[:] = args
+        _warn_as_python_does()
+        load()
+        exec(args[-1])  # its loop
+    finally:
+        os._exit(0)
+
+
+def _warn_as_python_does() -> None:
+    """Here pytest hears of warnings, and some are errors."""
+    reload(warnings)
+    warnings.resetwarnings()
+    for kind in (ResourceWarning, ImportWarning, PendingDeprecationWarning, DeprecationWarning):
+        warnings.simplefilter("ignore", kind)
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
 
 
 def is_quick(item: pytest.Item) -> bool:
@@ -190,9 +238,8 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _files_are_parsed_once() -> None:
-    """A quarter of each composition is PyYAML, which reads the same forty files again."""
+def _parse_files_once() -> None:
+    """A quarter of each composition is PyYAML, which reads the same forty files again; also in programs."""
     parse, parsed = yaml.load, dict[tuple[str, str], Any]()
 
     def load(stream: str | TextIO, Loader: type[yaml.SafeLoader]) -> Any:  # noqa: N803
@@ -213,7 +260,9 @@ def _same_start_for_every_test() -> None:
     torch.set_num_threads(1)  # a TorchRL collector changes it when it shuts down
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch's own also writes down the stack, once for each device
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,13 @@ def test_without_words_every_key_of_a_run_is_listed() -> None:
     assert [name for name, key in listed.items() if not key.comment] == []
 
 
+@cache
+def keys(*words: str) -> tuple[ConfigKey, ...]:
+    return tuple(reference(list(words)))
+
+
 def key(name: str, *words: str) -> ConfigKey:
-    (found,) = (key for key in reference(list(words)) if key.name == name)
+    (found,) = (key for key in keys(*words) if key.name == name)
     return found
 
 

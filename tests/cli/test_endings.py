@@ -107,9 +107,9 @@ def test_a_run_that_ends_by_itself_says_when_and_how(
     assert (end["run_id"], told["statistics"]["run_id"]) == (run_id, run_id)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [TRAIN, IMPALA], ids=["ppo", "impala"])
-@pytest.mark.one_case
 def test_a_run_that_loses_a_worker_has_saved_and_goes_on(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +149,8 @@ def test_sigterm_ends_a_run_like_ctrl_c(
     assert "Traceback" not in run.output
     _, told, _ = status(tmp_path / "it", capsys)
     assert (told["ended"]["how"], told["ended"]["status"]) == ("terminated", 143)
-    goes_on(tmp_path, "it")
+    if whole_group:  # of a stop of the learner alone, tests/cli/test_rerun.py holds that
+        goes_on(tmp_path, "it")
 
 
 class Stopped:
@@ -430,7 +431,7 @@ def test_a_forked_process_that_lives_on_does_not_hold_the_end_of_a_run_up() -> N
 
 @pytest.mark.usefixtures("fork_workers")
 def test_what_a_run_started_is_ended_when_it_fails() -> None:
-    trainer = ppo.RECIPE.build(small_ppo())
+    trainer = ppo.RECIPE.build(small_ppo(batch=32))
     ended: list[str] = []
     trainer.register_op("shutdown", lambda: ended.append("the evaluator"))
     trainer.register_op("post_steps", fails)
@@ -467,7 +468,7 @@ def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlsync.torchrl_plugin.ending.last_checkpoint.ANSWER_WITHIN_S", 0.2)
-    trainer = after_one_batch(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path))))
+    trainer = after_one_batch(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), batch=32)))
     try:
         pids = [process.pid for process in trainer.collector.procs]
         with stopped(pids[1]):
@@ -475,7 +476,7 @@ def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
         assert saved.path == tmp_path / CHECKPOINT
     finally:
         trainer.shutdown()
-    again = ppo.RECIPE.build(small_ppo())
+    again = ppo.RECIPE.build(small_ppo(batch=32))
     try:
         CollectorState.of(again)
         again.load_from_file(tmp_path / CHECKPOINT)
@@ -485,7 +486,9 @@ def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
 
 @pytest.mark.usefixtures("fork_workers")
 def test_weights_that_are_not_finite_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None:
-    trainer = after_one_batch(dqn.RECIPE.build(small_dqn(WhenConfig(), run_dir=str(tmp_path))))
+    trainer = after_one_batch(
+        dqn.RECIPE.build(small_dqn(WhenConfig(), run_dir=str(tmp_path), workers=1, batch=32))
+    )
     try:
         assert save_before_the_end(trainer).path is not None
         good = (tmp_path / CHECKPOINT / "manifest.json").read_text()
@@ -500,7 +503,7 @@ def test_weights_that_are_not_finite_do_not_replace_a_good_checkpoint(tmp_path: 
 
 @pytest.mark.usefixtures("fork_workers")
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    trainer = after_one_batch(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path))))
+    trainer = after_one_batch(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), batch=32)))
 
     class Unwilling:
         def state_dict(self) -> dict[str, Any]:

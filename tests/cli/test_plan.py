@@ -32,10 +32,10 @@ WHEN = [WhenConfig(), WhenConfig(every=5, unit="optim_steps"), WhenConfig(every=
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_a_run_does_what_its_plan_says(name: str, when: WhenConfig) -> None:
-    config = small(name)
+    config = small(name, workers=1, batch=32)
     config.sync.when = when
     plan = held_plan(config)
-    assert plan.ratio == 0.25
+    assert plan.ratio == 0.5
     assert [phase.updates for phase in plan.phases] == [0, 48]
 
 
@@ -72,7 +72,7 @@ def held_plan(config: Config) -> Timeline:
 def on_policy(name: str) -> Config:
     """A run of a few small batches."""
     if name == "ppo":
-        return small_ppo(sync=SyncConfig(when=WhenConfig(every=3, unit="optim_steps")))
+        return small_ppo(workers=1, batch=32, sync=SyncConfig(when=WhenConfig(every=3, unit="optim_steps")))
     replay = (
         UnrollReplayConfig(ratio=1.0, min_steps=20, capacity_steps=200)
         if name == "laser"

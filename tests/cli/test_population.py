@@ -36,6 +36,7 @@ SHORT = (
     "collector.frames_per_batch=64",
     "recipe.unroll_length=8",
     "recipe.batch_size=8",
+    "recipe.model.hidden=[8]",
     "recipe.target_return=null",
     "recipe.total_frames=1920",
     "recipe.replay.min_steps=320",
@@ -68,14 +69,16 @@ SHORT = (
                 "collector.kind": "cannot be sync",
             },
         ),
-        ([*TWO, "recipe.vary={lr: [0.1, 0.2, 0.3]}"], {"recipe.vary": "3 values of lr for 2 agents"}),
-        ([*TWO, 'recipe.vary={lr: "range(1,4)"}'], {"recipe.vary": "3 values of lr for 2 agents"}),
+        (
+            [*TWO, 'recipe.vary={lr: "range(1,4)"}'],
+            {"recipe.vary": "3 values of lr for 2 agents"},
+        ),
+        ([*TWO, "recipe.replay.max_bytes=1000"], {"recipe.replay.max_bytes": "may take 1,000"}),
         (
             [*TWO, "recipe.vary={lrr: [0.1, 0.2], lr: [0.1, -1]}"],
             {"override recipe.lrr=0.1": "unknown key 'recipe.lrr'", "recipe.lr": "cannot be -1"},
         ),
         ([*TWO, "recipe.vary={model.lstm: [0, 8]}"], {"recipe.vary": "the rollouts of these agents differ"}),
-        ([*TWO, "recipe.replay.max_bytes=1000"], {"recipe.replay.max_bytes": "may take 1,000"}),
     ],
 )
 def test_what_a_population_cannot_have_is_refused_before_anything_runs(

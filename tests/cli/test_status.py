@@ -20,7 +20,8 @@ from rlsync.recipes.run_files import BOARD, RESOLVED, STATISTICS, RunStatistics
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board.format import EVALUATOR
 from rlsync.transport.contract import ReaderStatus
-from tests.cli.test_main import ENDLESS, Run, folder
+from tests.cli.test_endings import TRAIN, goes_on
+from tests.cli.test_main import Run, folder
 from tests.tools.board_workers import Acts, plain_layout
 from tests.tools.counted_board import CountedBoard
 from tests.tools.processes import descendant_pids, stopped, wait_until
@@ -37,10 +38,10 @@ def workers_of(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
 def test_status_tells_which_workers_live_and_what_they_act_with(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = watching = Run(folder, "train", "logger=none", *ENDLESS)
+    run = watching = Run(folder, *TRAIN, "run_dir=it")
     try:
         run.wait_for(r"frames .* version", 60)
-        run_folder = folder / run.run_folder()
+        run_folder = folder / "it"
         assert main(["status", str(run_folder)]) == 0
         said = capsys.readouterr().out.splitlines()
         assert re.fullmatch(r"newest version \d+", said[0])
@@ -72,14 +73,19 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
         said = next(line for line in run.output.splitlines() if "killed by SIGKILL" in line)
         assert f"worker 1 (pid {workers[1]['pid']}, killed by SIGKILL, acted with version" in said
         assert "Traceback" not in run.output
+        assert "checkpoint it/checkpoint: resume=it goes on from" in run.output
         assert wait_until(lambda: not descendant_pids(run.process.pid), 60)
     finally:
         run.kill()
         watching.kill()
     assert main(["status", "--json", str(run_folder)]) == 1
-    assert json.loads(capsys.readouterr().out)["statistics"]["version"] > 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["statistics"]["version"] > 1
+    assert (told["state"], told["ended"]["how"], told["ended"]["status"]) == ("ended", "failed", 1)
+    assert not (run_folder / BOARD).exists()
     assert main(["status", str(run_folder)]) == 1
     assert re.match(r"ended \S+ \S+: failed  frames [\d,]+  version \d+\n", capsys.readouterr().out)
+    goes_on(folder, "it")
 
 
 def test_a_process_that_evaluates_is_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

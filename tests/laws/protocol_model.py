@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EMPTY, WRITING, READY = "empty", "writing", "ready"
 NONE = -1
@@ -42,14 +42,17 @@ class Reader(NamedTuple):
     first: int = 0  # the half it read already
 
 
-class State(NamedTuple):
+class Board(NamedTuple):
+    """A state but for its readers, none of which changes anything here."""
+
     writer: Writer
     slots: tuple[Slot, ...]
     heads: tuple[int, ...]  # the slot of version 1, 2, ...: head names the last
-    readers: tuple[Reader, ...]
 
 
-Step = tuple[str, State, str]  # what was done, what came of it, what law it broke
+WriterStep = tuple[str, Board, str]  # what was done, what came of it, what law it broke
+ReaderStep = tuple[str, Reader, str]
+State = tuple[int, ...]  # the number of the board, then those of the readers
 
 HOLDING = ("locked", "marked", "half", "full", "numbered", "ready")
 WRITE_STEPS = (*HOLDING, "unlocked", "noted", "idle")
@@ -87,35 +90,25 @@ class Protocol:
     looks: bool = False
     newest: str = "head"
 
-    def start(self) -> State:
-        readers = tuple(sorted(Reader(mode) for mode in self.modes))
-        return State(Writer(), (Slot(),) * self.slots, (), readers)
-
-    def steps(self, state: State) -> Iterator[Step]:
-        yield from self._writer_steps(state)
-        for i, reader in enumerate(state.readers):
-            if i and reader == state.readers[i - 1]:
-                continue  # readers are interchangeable
-            for label, new, broken in self._reader_steps(state, reader):
-                others = state.readers[:i] + state.readers[i + 1 :]
-                moved = state._replace(readers=tuple(sorted((*others, new))))
-                yield f"{reader.mode} reader {label}", moved, broken
+    def start(self) -> tuple[Board, list[Reader]]:
+        return Board(Writer(), (Slot(),) * self.slots, ()), [Reader(mode) for mode in self.modes]
 
     # ------------------------------------------------------------------------------ writer
 
-    def _writer_steps(self, state: State) -> Iterator[Step]:
+    def writer_steps(self, state: Board, shared: frozenset[int]) -> Iterator[WriterStep]:
+        """What the writer may do; ``shared`` are the slots that readers hold."""
         at, slot, newest = state.writer
         if at == "dead":
             return
         if self.deaths:
-            yield "writer dies", state._replace(writer=DEAD_WRITER), ""
+            yield "dies", state._replace(writer=DEAD_WRITER), ""
         version = len(state.heads) + 1
         if at == "idle":
             if version <= self.versions:
-                yield from self._picks(state)
+                yield from self._picks(state, shared)
             return
         if self.interrupts:
-            yield "writer is interrupted", state._replace(writer=Writer("idle", NONE, newest)), ""
+            yield "is interrupted", state._replace(writer=Writer("idle", NONE, newest)), ""
         after = WRITE_STEPS[WRITE_STEPS.index(at) + 1]
         newest = slot if at == "unlocked" and self.newest == "variable" else newest
         moved = state._replace(writer=Writer(after, slot if after != "idle" else NONE, newest))
@@ -139,25 +132,27 @@ class Protocol:
                 label = f"points head at version {version} in slot {slot}"
                 moved = moved._replace(heads=(*state.heads, slot))
         slots = (*state.slots[:slot], line, *state.slots[slot + 1 :])
-        yield f"writer {label}", moved._replace(slots=slots), ""
+        yield label, moved._replace(slots=slots), ""
 
-    def _picks(self, state: State) -> Iterator[Step]:
+    def _picks(self, state: Board, shared: frozenset[int]) -> Iterator[WriterStep]:
         of_head = state.heads[-1] if state.heads else NONE
         newest = of_head if self.newest == "head" else state.writer.newest
         spared = newest if self.spares_newest else NONE
-        free = [n for n in range(self.slots) if n != spared and not self._is_shared(state, n)]
+        free = [n for n in range(self.slots) if n != spared and n not in shared]
         for slot in free if self.looks else free[:1]:
             locked = state.writer._replace(at="locked", slot=slot)
-            yield f"writer locks slot {slot}", state._replace(writer=locked), ""
+            yield f"locks slot {slot}", state._replace(writer=locked), ""
         if not free or self.looks:
-            yield "writer finds no slot", state, "coalesced"
+            yield "finds no slot", state, "coalesced"
 
-    def _is_shared(self, state: State, slot: int) -> bool:
-        return self.leases and any(slot in (r.lease, r.taken) for r in state.readers)
+    def held(self, reader: Reader) -> frozenset[int]:
+        """The slots that the writer cannot lock for this reader."""
+        return frozenset({reader.lease, reader.taken}) - {NONE} if self.leases else frozenset()
 
     # ------------------------------------------------------------------------------ readers
 
-    def _reader_steps(self, state: State, reader: Reader) -> Iterator[tuple[str, Reader, str]]:
+    def reader_steps(self, state: Board, reader: Reader) -> Iterator[ReaderStep]:
+        """What this reader may do."""
         if reader.at == "dead":
             return
         if self.deaths:
@@ -195,7 +190,7 @@ class Protocol:
                 second = state.slots[reader.lease].second
                 yield f"acts: second half {second}", reader._replace(at="idle", first=0), broken
 
-    def _look(self, state: State, reader: Reader) -> Iterator[tuple[str, Reader, str]]:
+    def _look(self, state: Board, reader: Reader) -> Iterator[ReaderStep]:
         oldest = max(reader.seen, 1) if self.coherent else 1
         for head in range(oldest, len(state.heads) + 1):
             if head != reader.version:
@@ -205,7 +200,7 @@ class Protocol:
             acting = reader._replace(at="acting", first=first)
             yield f"acts: first half {first}", acting, ""
 
-    def _check(self, state: State, reader: Reader) -> tuple[str, Reader, str]:
+    def _check(self, state: Board, reader: Reader) -> ReaderStep:
         line = state.slots[reader.taken]
         fits = line.state == READY and (line.version == reader.seen or not self.equality)
         if not fits:
@@ -217,7 +212,7 @@ class Protocol:
         pointed = reader._replace(at="pointed", version=reader.seen)
         return f"points at slot {reader.taken}", pointed, broken
 
-    def _judge(self, state: State, reader: Reader, claimed: int, slot: int) -> str:
+    def _judge(self, state: Board, reader: Reader, claimed: int, slot: int) -> str:
         first, second = reader.first, state.slots[slot].second
         if first != second:
             return "torn"
@@ -226,7 +221,7 @@ class Protocol:
         return "" if first == claimed else "mislabelled"
 
 
-def unreadable(state: State) -> bool:
+def unreadable(state: Board) -> bool:
     """Whether the version that head names is not whole in its slot."""
     newest = len(state.heads)
     return newest > 0 and state.slots[state.heads[-1]] != Slot(READY, newest, newest, newest)
@@ -246,21 +241,84 @@ class Exploration:
         return "\n".join([f"{kind}:", *(f"  {i:2}  {step}" for i, step in enumerate(steps, 1))])
 
 
+class _Known:
+    """The steps of a protocol, worked out once for all states that share a board or a reader, by number."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._numbers: dict[Board | Reader, int] = {}
+        self._named: list[Any] = []  # by number
+        self._held: dict[State, frozenset[int]] = {}  # by the readers' numbers
+        self._steps: dict[tuple[int, int | frozenset[int]], list[tuple[str, int, str]]] = {}
+
+    def start(self) -> State:
+        board, readers = self._protocol.start()
+        return (self._number(board), *sorted(map(self._number, readers)))
+
+    def steps(self, state: State) -> Iterator[tuple[str, State, str]]:
+        board, *readers = state
+        for label, moved, broken in self._of(board, self._held_by(state[1:])):
+            yield label, (moved, *readers), broken
+        for i, reader in enumerate(readers):
+            if i and reader == readers[i - 1]:
+                continue  # readers are interchangeable
+            for label, new, broken in self._of(board, reader):
+                moved_readers = readers.copy()
+                moved_readers[i] = new
+                moved_readers.sort()
+                yield label, (board, *moved_readers), broken
+
+    def is_unreadable(self, state: State) -> bool:
+        return unreadable(self._named[state[0]])
+
+    def _held_by(self, readers: State) -> frozenset[int]:
+        if readers not in self._held:
+            held = (self._protocol.held(self._named[reader]) for reader in readers)
+            self._held[readers] = frozenset[int]().union(*held)
+        return self._held[readers]
+
+    def _of(self, board: int, by: int | frozenset[int]) -> list[tuple[str, int, str]]:
+        """The steps of a reader, or of the writer while those slots are held."""
+        steps = self._steps.get((board, by))
+        if steps is None:
+            at = self._named[board]
+            if isinstance(by, int):
+                who, found = (
+                    f"{self._named[by].mode} reader",
+                    self._protocol.reader_steps(at, self._named[by]),
+                )
+            else:
+                who, found = "writer", self._protocol.writer_steps(at, by)
+            steps = [(f"{who} {label}", self._number(new), broken) for label, new, broken in found]
+            self._steps[board, by] = steps
+        return steps
+
+    def _number(self, named: Board | Reader) -> int:
+        if named not in self._numbers:
+            self._numbers[named] = len(self._named)
+            self._named.append(named)
+        return self._numbers[named]
+
+
 def explore(protocol: Protocol, until: str = "", most: int = 2_000_000) -> Exploration:
     """Visit every reachable state, nearest first; stop early at the first violation of kind ``until``."""
-    start = protocol.start()
+    known = _Known(protocol)
+    start = known.start()
     came: dict[State, tuple[State, str] | None] = {start: None}
     found = Exploration()
     queue = deque([start])
     while queue:
         state = queue.popleft()
-        for label, moved, broken in protocol.steps(state):
-            kinds = [kind for kind in (broken, "unreadable" * unreadable(moved)) if kind]
-            for kind in kinds:
-                found.violations.setdefault(kind, [*_way(came, state), label])
+        for label, moved, broken in known.steps(state):
+            kinds = [broken] if broken else []
             if moved not in came:
                 came[moved] = (state, label)
                 queue.append(moved)
+                if known.is_unreadable(moved):
+                    kinds.append("unreadable")
+            for kind in kinds:
+                if kind not in found.violations:
+                    found.violations[kind] = [*_way(came, state), label]
         found.states = len(came)
         if until in found.violations or found.states > most:
             return found
@@ -268,7 +326,7 @@ def explore(protocol: Protocol, until: str = "", most: int = 2_000_000) -> Explo
     return found
 
 
-def _way(came: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+def _way(came: dict[State, tuple[State, str] | None], state: Board) -> list[str]:
     steps: list[str] = []
     while (link := came[state]) is not None:
         state, label = link

@@ -23,11 +23,12 @@ from tests.tools.parts import Canary, CanaryPolicy, make_dqn_trainer, wait_until
 from tests.tools.running import ObservedPostproc, make_buffered_env, on_a_board, running
 
 SECONDS = 20.0
-SHORT_S = 3.0
+SHORT_S, LONGER_S = 1.0, 3.0
 PATIENT_S = 120.0  # until a loaded machine has shown anything
 FEW_VERSIONS = 10  # fewer would prove nothing
 
 modes = pytest.mark.parametrize("adopt", ["alias", "copy"])
+some_time = pytest.mark.parametrize("seconds", [SHORT_S, LONGER_S])
 
 
 def make_canary() -> CanaryPolicy:
@@ -113,12 +114,14 @@ def _collect(collector: BaseCollector, learner: Learner, seconds: float) -> Cens
     return census
 
 
-def _collect_into(buffer: ReplayBuffer, collector: BaseCollector, learner: Learner) -> None:
+def _collect_into(
+    buffer: ReplayBuffer, collector: BaseCollector, learner: Learner, seconds: float = LONGER_S
+) -> None:
     """Let started workers write to the buffer, from their first batches on for a while."""
     with learner.publishing():
         collector.start()
         assert wait_until(lambda: len(buffer) >= 2 * FEW_VERSIONS * FRAMES, PATIENT_S)
-        time.sleep(SHORT_S)
+        time.sleep(seconds)
 
 
 @pytest.mark.slow
@@ -136,23 +139,25 @@ def test_two_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version(ad
 
 @pytest.mark.usefixtures("fork_workers")
 @modes
+@some_time
 @pytest.mark.one_case
-def test_synchronous_workers_never_act_with_a_torn_or_a_misnamed_version(adopt: str) -> None:
+def test_synchronous_workers_never_act_with_a_torn_or_a_misnamed_version(adopt: str, seconds: float) -> None:
     policy = make_canary()
     with on_a_board(policy, MultiSyncCollector, adopt=adopt, frames_per_batch=10) as collector:
-        census = _collect(collector, Learner(collector, policy=policy), SHORT_S)
+        census = _collect(collector, Learner(collector, policy=policy), seconds)
     census.assert_clean()
 
 
 @pytest.mark.usefixtures("fork_workers")
 @modes
+@some_time
 @pytest.mark.one_case
 def test_forked_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version(
-    adopt: str,
+    adopt: str, seconds: float
 ) -> None:
     policy = make_canary()
     with on_a_board(policy, MultiAsyncCollector, adopt=adopt, frames_per_batch=10) as collector:
-        census = _collect(collector, Learner(collector, policy=policy), SHORT_S)
+        census = _collect(collector, Learner(collector, policy=policy), seconds)
         slots = collector._weight_sync_schemes["policy"].board.writer.slot_count
     census.assert_clean()
     assert census.mixed_batches == 0  # adoption happens between rollouts
@@ -163,7 +168,7 @@ def test_forked_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version
 @pytest.mark.usefixtures("fork_workers")
 def test_policies_made_by_a_factory_never_act_with_a_torn_or_a_misnamed_version() -> None:
     with on_a_board(kind=MultiAsyncCollector, policy_factory=make_canary, frames_per_batch=10) as collector:
-        census = _collect(collector, Learner(collector, policy=make_canary()), SHORT_S)
+        census = _collect(collector, Learner(collector, policy=make_canary()), LONGER_S)
     census.assert_clean()
 
 
@@ -183,12 +188,14 @@ def test_frames_that_started_workers_write_to_a_replay_buffer_are_never_torn_or_
 
 
 @pytest.mark.processes
-def test_three_destinations_on_one_board_show_one_version_in_every_frame() -> None:
+@some_time
+@pytest.mark.one_case
+def test_three_destinations_on_one_board_show_one_version_in_every_frame(seconds: float) -> None:
     policy, buffer, board = make_canary(), _make_buffer(), WeightBoard()
     schemes = {path: board.scheme() for path in MAP}
     with running(_make_buffered(buffer, policy, schemes, postproc=ObservedPostproc())) as collector:
         learner = Learner(collector, policy=policy, scaler=Canary(4, 100), ranker=Canary(4, 100))
-        _collect_into(buffer, collector, learner)
+        _collect_into(buffer, collector, learner, seconds)
 
     census, frames = Census(), buffer[:]
     census.take(frames)

@@ -46,7 +46,7 @@ from tests.tools.parts import make_collector, make_policy
 from tests.torchrl_plugin.test_resolve import make_trainer
 
 few = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

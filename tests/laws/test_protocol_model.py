@@ -86,7 +86,8 @@ def test_readers_plus_two_slots_can_run_out_while_a_reader_adopts(modes: tuple[s
 
 
 @pytest.mark.seconds
-def test_two_slots_for_each_alias_reader_and_two_more_always_leave_one_free() -> None:
-    found = explore(Protocol(4, versions=8, modes=("alias",)))
+@pytest.mark.parametrize("versions", [5, pytest.param(8, marks=pytest.mark.thorough)])
+def test_two_slots_for_each_alias_reader_and_two_more_always_leave_one_free(versions: int) -> None:
+    found = explore(Protocol(4, versions=versions, modes=("alias",)))
     assert found.complete
     assert "coalesced" not in found.violations, found.story("coalesced")

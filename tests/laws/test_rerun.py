@@ -153,31 +153,32 @@ def without_a_pause(trainer: Trainer, batch: int) -> None:
 
 #: Each worker is killed and replaced while the other one is stopped.
 STORM = {
-    5: (0, signal.SIGKILL),
-    6: (1, signal.SIGSTOP),  # until the next life of worker 0 has made rollouts
-    14: (1, signal.SIGCONT),
-    20: (1, signal.SIGKILL),
-    21: (0, signal.SIGSTOP),
-    29: (0, signal.SIGCONT),
+    2: (0, signal.SIGKILL),
+    3: (1, signal.SIGSTOP),  # until the next life of worker 0 has made rollouts
+    11: (1, signal.SIGCONT),
+    13: (1, signal.SIGKILL),
+    14: (0, signal.SIGSTOP),
+    22: (0, signal.SIGCONT),
 }
+STORM_ENDS = 25
 
 
 @pytest.mark.parametrize("replay", [UnrollReplayConfig(), LASER], ids=["impala", "laser"])
 @pytest.mark.one_case
 def test_a_free_run_with_killed_replaced_and_stopped_workers_is_made_again(tmp_path: Path, replay) -> None:
-    given = config(tmp_path / "run", replay=replay)
+    given = config(tmp_path / "run", replay=replay, total_frames=STORM_ENDS * FRAMES_PER_BATCH)
 
     life = trained(IMPALA, given, faults(STORM), without_a_pause)
     lives = {(rollout.worker, rollout.life) for rollout in life.rollouts}
     assert lives == {(0, 0), (0, 1), (1, 0), (1, 1)}
     found = again(IMPALA, given)
     assert found.unequal == 0, found
-    assert found.equal == len(life.digests) == BATCHES + 1
+    assert found.equal == len(life.digests) == STORM_ENDS + 1
 
 
 def test_a_worker_that_dies_in_a_rerun_ends_it_and_is_named(tmp_path: Path) -> None:
     """Else its next recorded life would begin too early, and the run would be said to differ."""
-    given = config(tmp_path / "run")
+    given = config(tmp_path / "run", total_frames=12 * FRAMES_PER_BATCH)
     trained(IMPALA, given)
 
     def kill(trainer: Trainer) -> None:
@@ -369,8 +370,9 @@ def test_a_run_that_was_killed_and_resumed_in_its_folder_is_made_again_life_afte
     tmp_path: Path,
 ) -> None:
     """What a killed run leaves is what lies in its folder at that moment."""
-    given = config(tmp_path / "1")
-    for life, killed_after in ((1, 22), (2, None)):
+    given = config(tmp_path / "1", total_frames=18 * FRAMES_PER_BATCH)
+    given.checkpoint_every_frames = 6 * FRAMES_PER_BATCH
+    for life, killed_after in ((1, 10), (2, None)):
         run = Path(str(given.run_dir))
 
         def kill(
@@ -390,7 +392,7 @@ def test_a_run_that_was_killed_and_resumed_in_its_folder_is_made_again_life_afte
         if killed_after is not None:
             given.run_dir = given.resume = str(tmp_path / str(life + 1))
     lives = lives_in(run / SCHEDULE)
-    assert [len(life.publishes) for life in lives] == [24, 27], "the checkpoint is after 16 batches"
+    assert [len(life.publishes) for life in lives] == [12, 14], "the checkpoint is after 7 batches"
     found = again(IMPALA, given)
     assert found.unequal == 0, found
     assert found.equal == sum(len(life.digests) for life in lives)
@@ -501,7 +503,7 @@ def an_altered_row(patch: pytest.MonkeyPatch) -> None:
 def test_what_is_wrong_in_a_run_is_found_by_its_rerun(tmp_path: Path, monkeypatch, harm) -> None:
     # Without a trust region, which would learn nothing from what was altered.
     replay = UnrollReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40)
-    given = config(tmp_path / "run", replay=replay, lr=0.02)
+    given = config(tmp_path / "run", replay=replay, lr=0.02, total_frames=20 * FRAMES_PER_BATCH)
     with monkeypatch.context() as patch:
         harm(patch)
         trained(IMPALA, given)
@@ -547,15 +549,15 @@ def ages(life: Life) -> list[int]:
 def test_with_a_fixed_lag_a_run_is_the_same_whichever_worker_is_slow_and_has_that_lag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay
 ) -> None:
-    lives = []
+    lives, batches = [], 15
     for name, (lag, slow) in enumerate([(1, 0), (1, 1), (3, 1)]):
-        given = config(tmp_path / str(name), replay=replay)
+        given = config(tmp_path / str(name), replay=replay, total_frames=batches * FRAMES_PER_BATCH)
         given.collector.lag = lag
         with monkeypatch.context() as patch:
             slowed(patch, slow)
             lives.append(trained(IMPALA, given))
         # Both workers make a batch together, and a version follows each.
-        lags = [min(number, lag) for number in range(BATCHES) for _ in range(2)]
+        lags = [min(number, lag) for number in range(batches) for _ in range(2)]
         assert ages(lives[-1]) == lags
         with (tmp_path / str(name) / STALENESS).open(newline="") as file:
             consumed = {int(row["staleness_versions"]): int(row["steps"]) for row in csv.DictReader(file)}
@@ -563,10 +565,10 @@ def test_with_a_fixed_lag_a_run_is_the_same_whichever_worker_is_slow_and_has_tha
             assert consumed == {age: count * 10 for age, count in Counter(lags).items()}
     one, other, older = lives
     order = [(rollout.number, rollout.worker) for rollout in one.rollouts]
-    assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
+    assert order == [(number, worker) for number in range(batches) for worker in range(2)]
     assert [r.version for r in one.rollouts] == [r.version for r in other.rollouts]
     assert one.digests == other.digests
-    assert len(one.digests) == BATCHES + 1
+    assert len(one.digests) == batches + 1
     assert one.digests[max(one.digests)] != older.digests[max(one.digests)]
 
 

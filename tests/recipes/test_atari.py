@@ -135,6 +135,8 @@ def test_a_lost_life_ends_the_learners_episode_and_the_game_goes_on() -> None:
         assert np.array_equal(answer.over.numpy(), over)
         assert np.array_equal(answer.terminated.numpy(), terminated | fewer)
         lives, lost, games = info["lives"].copy(), lost + fewer.sum(), games + over.sum()
+        if games == 2:
+            break
     assert games >= 2
     assert lost >= 4 * games, "each game has five lives"
     envs.close()

@@ -172,7 +172,9 @@ def loss_rows(pictures: torch.Tensor) -> TensorDict:
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_a_run_from_pictures_updates_every_part(kind: str, tmp_path: Path) -> None:
-    trainer = built(config_of(*CARTPOLE, *TINY, f"collector={kind}", f"run_dir={tmp_path}"))
+    trainer = built(
+        config_of(*CARTPOLE, *TINY, "recipe.total_frames=96", f"collector={kind}", f"run_dir={tmp_path}")
+    )
     before = {key: value.clone() for key, value in trainer.loss_module.named_parameters()}
     trained(trainer)
     after = dict(trainer.loss_module.named_parameters())

@@ -147,9 +147,9 @@ def test_nothing_that_was_logged_stays_in_memory_or_goes_into_a_checkpoint(kind:
 
     def logger_bytes(batches: int) -> int:
         folder = tmp_path / str(batches)
-        config = small_ppo(run_dir=str(folder), logger=LoggerConfig(kind=kind))
-        config.collector.kind, config.collector.num_workers = "in_process", 1
-        config.recipe.total_frames = 128 * batches
+        config = small_ppo(run_dir=str(folder), logger=LoggerConfig(kind=kind), workers=1, batch=32)
+        config.collector.kind = "in_process"
+        config.recipe.total_frames = 32 * batches
         trainer = ppo.RECIPE.build(config)
         trained(trainer)
         assert {len(values) for values in trainer._log_dict.values()} == {1}

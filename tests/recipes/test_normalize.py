@@ -25,7 +25,7 @@ from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.settings import EvaluationConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.workers.envs.specs import make_venv
-from tests.recipes.test_off_policy import built, every_recipe, small
+from tests.recipes.test_off_policy import built, every_recipe, small, tiny
 from tests.recipes.test_recipes import hook_of, trained
 from tests.tools.parts import wait_until
 
@@ -86,7 +86,7 @@ def test_every_network_of_the_learner_has_the_statistics_of_all_collected_frames
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(name: str, kind: str) -> None:
-    trainer = built(small(name, kind=kind, normalize=BOTH, pace=PaceConfig(ratio=0.1, prefill=64)))
+    trainer = built(small(name, kind=kind, batch=32, normalize=BOTH, pace=PaceConfig(ratio=0.1, prefill=32)))
     hook, source = hook_of(trainer), SOURCE[name](trainer.loss_module)
     published: dict[int, torch.nn.Module] = {}
     keep = lambda: published.update({hook.version: copy.deepcopy(source)})  # noqa: E731
@@ -110,7 +110,7 @@ def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(nam
 
 @pytest.mark.usefixtures("fork_workers")
 def test_rewards_are_learned_from_in_units_of_their_root_mean_square() -> None:
-    trainer = built(small("sac", normalize=NormalizeConfig(rewards=True)))
+    trainer = built(tiny("sac", normalize=NormalizeConfig(rewards=True)))
     collected: list[torch.Tensor] = []
     drawn: list[tuple[float, float]] = []
 
@@ -140,7 +140,7 @@ def test_rewards_that_are_all_0_are_not_divided() -> None:
 def test_a_resumed_run_counts_on_and_an_evaluation_of_its_checkpoint_sees_the_same(
     name: str, tmp_path: Path
 ) -> None:
-    config = small(name, normalize=BOTH, run_dir=tmp_path)
+    config = tiny(name, normalize=BOTH, run_dir=tmp_path)
     first = built(config)
     trained(first)
     loaded = acting_of(config, deterministic=True)
@@ -150,13 +150,13 @@ def test_a_resumed_run_counts_on_and_an_evaluation_of_its_checkpoint_sees_the_sa
     assert learned.keys() == statistics_in(acting).keys() != set()
     assert all(torch.equal(leaf, learned[key]) for key, leaf in statistics_in(acting).items())
 
-    again = built(small(name, normalize=BOTH, total_frames=384))
+    again = built(tiny(name, normalize=BOTH, total_frames=192))
     again.load_from_file(tmp_path / CHECKPOINT)
     before, after = normalize_of(first), normalize_of(again)
-    assert (after.observations.count, after.reward_scale) == (256, before.reward_scale)
+    assert (after.observations.count, after.reward_scale) == (128, before.reward_scale)
     assert torch.equal(after.observations.variance, before.observations.variance)
     trained(again)
-    assert after.observations.count == 384
+    assert after.observations.count == 192
 
 
 def test_statistics_in_half_precision_are_refused() -> None:
@@ -169,8 +169,8 @@ def test_statistics_in_half_precision_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_the_evaluating_process_and_the_best_version_have_the_statistics(tmp_path: Path) -> None:
-    evaluation = EvaluationConfig(every_frames=64, episodes=2)
-    config = small(
+    evaluation = EvaluationConfig(every_frames=32, episodes=2)
+    config = tiny(
         "sac",
         run_dir=tmp_path,
         total_frames=100_000,

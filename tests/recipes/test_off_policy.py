@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,8 +56,6 @@ from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_recipes import hook_of, trained
 from tests.tools.parts import wait_until
 
-SIZES: dict[str, Any] = {"total_frames": 256, "batch_size": 16, "hidden": [16]}
-RATIO = PaceConfig(ratio=0.25, prefill=64)
 ROUTES = {
     "dqn": [
         RouteConfig("policy.module[0]", "loss_module.value_network"),
@@ -85,17 +84,30 @@ and_crossq = pytest.mark.parametrize("name", ["dqn", "sac", "td3", "crossq"])
 
 
 def small(
-    name: str, *, kind: str = "sync", num_envs: int = 1, run_dir: Path | None = None, **keys: Any
+    name: str,
+    *,
+    kind: str = "sync",
+    num_envs: int = 1,
+    run_dir: Path | None = None,
+    workers: int = 2,
+    batch: int = 64,
+    **keys: Any,
 ) -> Config:
-    """Four batches of 64 frames, of which the first is the prefill."""
-    settings = SETTINGS[name](**{**SIZES, "pace": RATIO, "compile": "off", **keys})
+    """Four batches, of which the first is the prefill; 16 updates follow each of the others."""
+    sizes = {"total_frames": 4 * batch, "batch_size": 16, "hidden": [16]}
+    pace = PaceConfig(ratio=16 / batch, prefill=batch)
+    settings = SETTINGS[name](**{**sizes, "pace": pace, "compile": "off", **keys})
     return Config(
         env=EnvConfig("CartPole-v1" if name == "dqn" else "Pendulum-v1", num_envs),
         recipe=settings,
-        collector=CollectorConfig(kind=kind, frames_per_batch=64),
+        collector=CollectorConfig(kind, workers, frames_per_batch=batch),
         sync=SyncConfig(map=ROUTES[name]),
         run_dir=None if run_dir is None else str(run_dir),
     )
+
+
+#: What a run costs, its frames and its workers cost: half of each, where more of them prove nothing more.
+tiny = partial(small, workers=1, batch=32)
 
 
 def built(config: Config) -> Trainer:
@@ -145,7 +157,7 @@ def test_the_initial_weights_are_torchs_own_in_all_layers(recipe: ModuleType) ->
 
 @pytest.mark.usefixtures("fork_workers")
 def test_the_targets_of_td3_move_when_the_actor_does_and_by_the_weights_of_after_that_step() -> None:
-    trainer = built(small("td3", actor_every=3, tau=1.0))
+    trainer = built(tiny("td3", actor_every=3, tau=1.0))
     loss, copied = trainer.loss_module, []
 
     def look() -> None:
@@ -224,23 +236,23 @@ def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) -> None:
-    config = small(name, kind=kind)
+    config = small(name, kind=kind, batch=32)
     trainer = built(config)
     pace, trace = pace_of(trainer), []
     trainer.register_op("post_steps", lambda: trace.append(Iteration(trainer.collected_frames, pace.updates)))
     before = parameters(trainer, name)
     trained(trainer)
     assert trace == list(rounds(config))
-    assert trace[-1].updates == 48, "a quarter of 192 frames"
+    assert trace[-1].updates == 48, "half of 96 frames"
     after = parameters(trainer, name)
     assert [key for key, old in before.items() if torch.equal(old, after[key])] == []
-    assert len(trainer.replay_buffer) == 256, "the prefill is stored, too"
+    assert len(trainer.replay_buffer) == 128, "the prefill is stored, too"
 
 
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("envs", [1, 2])
 def test_an_environment_whose_observations_are_float64_as_mujocos_are_is_learned(envs: int) -> None:
-    config = replace(small("sac"), env=EnvConfig("Hopper-v5", envs))
+    config = replace(tiny("sac"), env=EnvConfig("Hopper-v5", envs))
     seen: list[TensorDict] = []
     assert trained(built(config), seen.append).version > 1
     assert {batch["observation"].dtype for batch in seen} == {torch.float32}
@@ -250,12 +262,12 @@ def test_an_environment_whose_observations_are_float64_as_mujocos_are_is_learned
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_every_leaf_that_is_trained_reaches_the_workers(name: str) -> None:
-    trainer = built(small(name, num_envs=2))
+    trainer = built(small(name, num_envs=2, batch=32))
     plan = hook_of(trainer).plan
     assert {str(row.verdict) for row in plan.rows} <= {str(Verdict.COPIED)}
     shapes: list[tuple[int, ...]] = []
     hook = trained(trainer, lambda batch: shapes.append(tuple(batch.shape)))
-    assert shapes == [(2, 2, 16)] * 4
+    assert shapes == [(2, 2, 8)] * 4
     assert [receipt.reason for receipt in hook.receipts] == ["start", *["trigger"] * 4]
 
 
@@ -388,7 +400,7 @@ def test_critics_learn_returns_of_several_steps_that_end_where_episodes_and_batc
 
 @pytest.mark.usefixtures("fork_workers")
 def test_a_run_stores_the_returns_of_as_many_steps_as_it_is_told() -> None:
-    trainer = built(small("sac", n_step=3))
+    trainer = built(tiny("sac", n_step=3))
     trained(trainer)
     assert trainer.replay_buffer[:]["steps_to_next_obs"].unique().tolist() == [1, 2, 3]
 
@@ -425,17 +437,17 @@ def test_an_environment_with_other_actions_is_refused_with_examples(name: str, e
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
 def test_a_resumed_run_goes_on_at_the_same_pace_with_what_it_had(name: str, tmp_path: Path) -> None:
-    first = built(small(name, run_dir=tmp_path))
+    first = built(tiny(name, run_dir=tmp_path))
     trained(first)
     learned = parameters(first, name)
-    again = built(small(name, total_frames=384))
+    again = built(tiny(name, total_frames=192))
     again.load_from_file(tmp_path / CHECKPOINT)
     assert again.collector.init_random_frames == 0, "the prefill is over"
     kept = parameters(again, name)
     assert all(torch.equal(kept[key], value) for key, value in learned.items())
-    assert (pace_of(again).updates, len(again.replay_buffer)) == (48, 256)
+    assert (pace_of(again).updates, len(again.replay_buffer)) == (48, 128)
     trained(again)
-    assert (again.collected_frames, pace_of(again).updates) == (384, 80)
+    assert (again.collected_frames, pace_of(again).updates) == (192, 80)
 
 
 @pytest.mark.thorough
@@ -513,7 +525,7 @@ def test_without_the_buffer_in_the_checkpoint_a_resumed_run_fills_it_again_befor
 
 @pytest.mark.usefixtures("fork_workers")
 def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
-    trainer = built(small("dqn", run_dir=tmp_path))
+    trainer = built(tiny("dqn", run_dir=tmp_path))
     try:
         trained(trainer)
         before = (tmp_path / CHECKPOINT / "manifest.json").read_bytes()
@@ -531,10 +543,10 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_befor
     assert list(tmp_path.glob(f".{CHECKPOINT}.stage-*")) != []
     begin(tmp_path)
     assert list(tmp_path.glob(f".{CHECKPOINT}.stage-*")) == [], "the next run there takes the half one away"
-    again = built(small("dqn", total_frames=384))
+    again = built(tiny("dqn", total_frames=192))
     try:
         again.load_from_file(tmp_path / CHECKPOINT)
-        assert len(again.replay_buffer) == 256
+        assert len(again.replay_buffer) == 128
     finally:
         again.shutdown()
 
@@ -545,12 +557,12 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_befor
 @pytest.mark.one_case
 def test_a_process_evaluates_greedily_and_its_result_ends_the_run(name: str, tmp_path: Path) -> None:
     goal = 1.0 if name == "dqn" else -100_000.0  # any evaluation reaches it
-    config = small(
+    config = tiny(
         name,
         run_dir=tmp_path,
         total_frames=100_000,
         target_return=goal,
-        evaluation=EvaluationConfig(every_frames=64, episodes=2),
+        evaluation=EvaluationConfig(every_frames=32, episodes=2),
     )
     trainer = built(config)
     file = tmp_path / EVALUATIONS

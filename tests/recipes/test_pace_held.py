@@ -123,7 +123,7 @@ def counting_steps(path: Path) -> type[gymnasium.Env[Any, Any]]:
 def test_workers_of_a_slow_learner_are_one_rollout_ahead_at_most(tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     gymnasium.register("CountingCartPole-v0", counting_steps(steps))  # type: ignore[arg-type]
-    config = small("dqn", kind="async", total_frames=512, pace=PaceConfig(0.5, None, 128))
+    config = small("dqn", kind="async", batch=32, total_frames=256, pace=PaceConfig(0.5, None, 64))
     config.env.id = "CountingCartPole-v0"
     trainer = built(config)
     begun = steps.stat().st_size if steps.exists() else 0

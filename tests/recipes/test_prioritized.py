@@ -13,7 +13,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlsync.core.errors import NotFinite
 from rlsync.recipes.replay.memory import WEIGHT, PrioritizedRows
 from rlsync.recipes.run_files import CHECKPOINT
-from tests.recipes.test_off_policy import built, every_recipe, small
+from tests.recipes.test_off_policy import built, every_recipe, small, tiny
 from tests.recipes.test_recipes import trained
 
 
@@ -102,7 +102,7 @@ def test_beta_goes_to_its_end_with_the_frames_of_the_run() -> None:
 def test_a_run_gives_what_it_drew_the_errors_of_its_loss_and_a_resumed_run_knows_them(
     name: str, tmp_path: Path
 ) -> None:
-    config = small(name, prioritized=True, run_dir=tmp_path, buffer_frames=512)
+    config = tiny(name, prioritized=True, run_dir=tmp_path, buffer_frames=256)
     trainer = built(config)
     newest: dict[int, float] = {}
 
@@ -120,11 +120,11 @@ def test_a_run_gives_what_it_drew_the_errors_of_its_loss_and_a_resumed_run_knows
     meant = (torch.tensor(list(newest.values())).double() + 1e-6) ** 0.6
     torch.testing.assert_close(shares[rows] / shares[rows].sum(), meant / meant.sum(), rtol=1e-4, atol=1e-7)
     assert len(set(meant.tolist())) > 10
-    assert shares[:256].min() > 0
-    assert shares[256:].max() == 0
+    assert shares[:128].min() > 0
+    assert shares[128:].max() == 0
 
-    again = built(small(name, prioritized=True, total_frames=320, buffer_frames=512))
+    again = built(tiny(name, prioritized=True, total_frames=160, buffer_frames=256))
     again.load_from_file(tmp_path / CHECKPOINT)
     assert torch.equal(again.replay_buffer.sampler.probabilities(), shares)
     trained(again)
-    assert again.replay_buffer.sampler.probabilities()[256:320].min() > 0
+    assert again.replay_buffer.sampler.probabilities()[128:160].min() > 0

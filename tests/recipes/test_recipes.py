@@ -42,17 +42,20 @@ from rlsync.workers.envs.specs import make_venv
 from tests.tools.parts import wait_until
 
 
-def small_ppo(**changes: Any) -> Config:
-    recipe = PPOConfig(total_frames=512, batch_size=64, num_epochs=2, hidden=[16])
-    return Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=128), **changes)
+def small_ppo(*, workers: int = 2, batch: int = 128, **changes: Any) -> Config:
+    """Four batches."""
+    recipe = PPOConfig(total_frames=4 * batch, batch_size=batch // 2, num_epochs=2, hidden=[16])
+    collector = CollectorConfig(num_workers=workers, frames_per_batch=batch)
+    return Config(recipe=recipe, collector=collector, **changes)
 
 
-def small_dqn(when: WhenConfig, **changes: Any) -> Config:
+def small_dqn(when: WhenConfig, *, workers: int = 2, batch: int = 64, **changes: Any) -> Config:
+    """Four batches, and six updates after each."""
     recipe = DQNConfig(
-        total_frames=256,
+        total_frames=4 * batch,
         batch_size=32,
-        pace=PaceConfig(ratio=6 / 64, prefill=0),
-        epsilon_frames=256,
+        pace=PaceConfig(ratio=6 / batch, prefill=0),
+        epsilon_frames=4 * batch,
         hidden=[16],
     )
     routes = [
@@ -61,7 +64,7 @@ def small_dqn(when: WhenConfig, **changes: Any) -> Config:
     ]
     return Config(
         recipe=recipe,
-        collector=CollectorConfig(frames_per_batch=64),
+        collector=CollectorConfig(num_workers=workers, frames_per_batch=batch),
         sync=SyncConfig(map=routes, when=when),
         **changes,
     )
@@ -230,7 +233,7 @@ def test_the_newest_returns_survive_a_checkpoint() -> None:
 def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_version(
     adopt: str,
 ) -> None:
-    config = small_ppo()
+    config = small_ppo(batch=32)
     config.collector.adopt = adopt
     seen: list[set[int]] = []
     trainer = ppo.RECIPE.build(config)
@@ -249,7 +252,7 @@ def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_versio
 
 @pytest.mark.usefixtures("fork_workers")
 def test_ppo_runs_on_asynchronous_workers() -> None:
-    config = small_ppo()
+    config = small_ppo(batch=32)
     config.collector.kind = "async"
     trainer = ppo.RECIPE.build(config)
     hook = trained(trainer)
@@ -262,29 +265,29 @@ def test_ppo_runs_on_asynchronous_workers() -> None:
 
 @pytest.mark.usefixtures("fork_workers")
 def test_ppo_runs_on_batched_environments() -> None:
-    config = small_ppo(env=EnvConfig(num_envs=4))
+    config = small_ppo(env=EnvConfig(num_envs=4), batch=64)
     shapes: list[tuple[int, ...]] = []
     trained(ppo.RECIPE.build(config), lambda batch: shapes.append(tuple(batch.shape)))
-    assert shapes == [(2, 4, 16)] * 4
+    assert shapes == [(2, 4, 8)] * 4
 
 
 @pytest.mark.usefixtures("fork_workers")
 def test_dqn_sends_the_q_network_and_the_exploration_rate_at_the_configured_interval() -> None:
-    trainer = dqn.RECIPE.build(small_dqn(WhenConfig(every=4, unit="optim_steps")))
+    trainer = dqn.RECIPE.build(small_dqn(WhenConfig(every=4, unit="optim_steps"), workers=1, batch=32))
     routes = {str(route) for route in hook_of(trainer).plan.routes}
     assert routes == {
         "policy.module[0] <- loss_module.value_network",
         "policy.module[1] <- greedy_module",
     }
     hook = trained(trainer)
-    # 256 frames are 4 batches of 6 optimizer steps: 24 steps, a publish at every fourth.
+    # 4 batches of 6 optimizer steps are 24 steps, a publish at every fourth.
     due = [r.optim_steps for r in hook.receipts if r.reason == "trigger"]
     assert due == [4, 8, 12, 16, 20, 24]
 
 
 @pytest.mark.usefixtures("fork_workers")
 def test_dqn_explores_less_and_less() -> None:
-    trainer = dqn.RECIPE.build(small_dqn(WhenConfig()))
+    trainer = dqn.RECIPE.build(small_dqn(WhenConfig(), workers=1, batch=32))
     before = float(trainer.greedy_module.eps)
     trained(trainer)
     assert before == 1.0
@@ -325,10 +328,10 @@ def test_no_run_folder_means_that_nothing_is_written() -> None:
 
 @pytest.mark.processes
 def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) -> None:
-    trained(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path))))
+    trained(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), workers=1, batch=32)))
     drawn = torch.rand(8)
     assert not torch.equal(torch.rand(8), drawn)
-    resumed = ppo.RECIPE.build(small_ppo(seed=1))
+    resumed = ppo.RECIPE.build(small_ppo(seed=1, workers=1, batch=32))
     try:
         resumed.load_from_file(tmp_path / CHECKPOINT)
         assert torch.equal(torch.rand(8), drawn)
@@ -358,7 +361,9 @@ def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) ->
 def test_an_entry_with_a_dtype_makes_workers_act_and_receive_in_it(
     build: Callable[[Config], Trainer], routes: list[RouteConfig]
 ) -> None:
-    config = small_ppo() if len(routes) == 1 else small_dqn(WhenConfig(every=3, unit="optim_steps"))
+    few = {"workers": 1, "batch": 32}
+    when = WhenConfig(every=3, unit="optim_steps")
+    config = small_ppo(**few) if len(routes) == 1 else small_dqn(when, **few)
     trainer = build(config)
     full_bytes = hook_of(trainer).plan.payload_bytes
     trainer.shutdown()

@@ -231,18 +231,17 @@ def test_a_field_with_a_list_can_be_marked_too() -> None:
 # ------------------------------------------------------------------------------------ names of files
 
 
-def literals(file: Path) -> set[str]:
+def literals(nodes: list[ast.AST]) -> set[str]:
     """The string constants of a module without its docstrings, f-strings in parts."""
-    tree = ast.parse(file.read_text())
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
-    values = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    docs = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, documented)}
+    values = {node.value for node in nodes if isinstance(node, ast.Constant)}
     return {value for value in values if isinstance(value, str)} - docs
 
 
-def path_literals(file: Path) -> set[str]:
+def path_literals(nodes: list[ast.AST]) -> set[str]:
     """The string constants that are joined to a path with ``/``."""
-    joins = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.BinOp))
+    joins = (node for node in nodes if isinstance(node, ast.BinOp))
     return {
         join.right.value
         for join in joins
@@ -258,9 +257,10 @@ def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
     found = {}
     for file in (ROOT / "rlsync").rglob("*.py"):
         if file != home:
-            texts = literals(file)
+            nodes = [*ast.walk(ast.parse(file.read_text()))]
+            texts = literals(nodes)
             said = {name for name in with_suffix for text in texts if name in text}
-            said |= names & path_literals(file)
+            said |= names & path_literals(nodes)
             if said:
                 found[str(file.relative_to(ROOT))] = said
     assert found == {}

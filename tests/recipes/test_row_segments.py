@@ -32,7 +32,7 @@ from rlsync.recipes.checkpoints import WholeCheckpoint, checkpoint_at
 from rlsync.recipes.replay.memory import PrioritizedRows
 from rlsync.recipes.replay.row_segments import INDEX, RowSegments
 from rlsync.recipes.run_files import CHECKPOINT, ROOM
-from tests.recipes.test_off_policy import built, every_recipe, small
+from tests.recipes.test_off_policy import built, every_recipe, tiny
 from tests.recipes.test_recipes import trained
 from tests.tools.parts import wait_until
 
@@ -503,22 +503,22 @@ def shut() -> Iterator[list[Trainer]]:
 def test_a_resumed_run_has_the_rows_places_and_priorities_of_the_run_before(
     name: str, prioritized: bool, tmp_path: Path, shut: list[Trainer]
 ) -> None:
-    settings = {"buffer_frames": 150, "prioritized": prioritized}  # full in the third of four batches
-    config = small(name, run_dir=tmp_path / "first", **settings)
-    config.checkpoint_every_frames = 60
+    settings = {"buffer_frames": 75, "prioritized": prioritized}  # full in the third of four batches
+    config = tiny(name, run_dir=tmp_path / "first", **settings)
+    config.checkpoint_every_frames = 30
     first, written, counts = built(config), Written(), []
     checkpoint = tmp_path / "first" / CHECKPOINT
     first.register_op("pre_steps_log", lambda _: counts.append(written.rows(checkpoint)))
     trained(first)
     buffer = first.replay_buffer
     counts.append(written.rows(checkpoint))
-    assert counts == [0, 64, 64, 64, 64], "the rows of each batch, in the checkpoint after it"
+    assert counts == [0, 32, 32, 32, 32], "the rows of each batch, in the checkpoint after it"
 
-    again = built(small(name, run_dir=tmp_path / "second", total_frames=384, **settings))
+    again = built(tiny(name, run_dir=tmp_path / "second", total_frames=192, **settings))
     shut.append(again)
     load(again, checkpoint)
     assert_same(again.replay_buffer, buffer)
-    assert (len(buffer), buffer.write_count) == (150, 256)
+    assert (len(buffer), buffer.write_count) == (75, 128)
     if prioritized:
         assert torch.equal(again.replay_buffer.sampler.probabilities(), buffer.sampler.probabilities())
     kept = stored(again.replay_buffer).clone()
@@ -526,8 +526,8 @@ def test_a_resumed_run_has_the_rows_places_and_priorities_of_the_run_before(
     assert written.rows(tmp_path / "second" / CHECKPOINT) == 0, "its files are those of the run before"
     trained(again)
     held = stored(again.replay_buffer)
-    turn = torch.arange(256, 384) % 150
-    untouched = torch.ones(150, dtype=torch.bool).index_fill(0, turn, value=False)
+    turn = torch.arange(128, 192) % 75
+    untouched = torch.ones(75, dtype=torch.bool).index_fill(0, turn, value=False)
     assert_rows_equal(held[untouched], kept[untouched])
     assert not torch.equal(held["observation"][~untouched], kept["observation"][~untouched])
 
@@ -536,12 +536,12 @@ def test_a_resumed_run_has_the_rows_places_and_priorities_of_the_run_before(
 def test_a_run_cannot_go_on_from_a_checkpoint_without_a_segment_and_says_which(
     tmp_path: Path, shut: list[Trainer]
 ) -> None:
-    config = small("sac", run_dir=tmp_path)
-    config.checkpoint_every_frames = 60
+    config = tiny("sac", run_dir=tmp_path)
+    config.checkpoint_every_frames = 30
     trained(built(config))
-    again = built(small("sac", total_frames=384))
+    again = built(tiny("sac", total_frames=192))
     shut.append(again)
-    lost = next((tmp_path / CHECKPOINT).rglob("0-64.*.pt"))
+    lost = next((tmp_path / CHECKPOINT).rglob("0-32.*.pt"))
     lost.unlink()
     with pytest.raises(ConfigError, match="replay buffer is missing") as refused:
         load(again, tmp_path / CHECKPOINT)

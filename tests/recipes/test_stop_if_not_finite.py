@@ -16,10 +16,11 @@ from rlsync.core.errors import ConfigError, NotFinite, RlsyncError
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.hooks.finite import StopIfNotFinite, _LastLosses
 from rlsync.recipes.run_files import CHECKPOINT
-from tests.recipes.test_off_policy import built, small
+from tests.recipes.test_off_policy import built, tiny
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
+FEW = {"workers": 1, "batch": 32}
 
 
 def weights(trainer: Trainer) -> list[Tensor]:
@@ -58,18 +59,18 @@ def stopped(trainer: Trainer) -> NotFinite:
 def test_a_loss_that_is_not_finite_at_a_step_leaves_the_weights_of_before(
     value: float, tmp_path: Path
 ) -> None:
-    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path)))
+    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), **FEW))
     spoiled = Spoiled(trainer, at=3, name="loss_critic", value=value)
     error = stopped(trainer)
     assert spoiled.steps == 3
     assert all(torch.equal(*pair) for pair in zip(weights(trainer), spoiled.before, strict=True))
     assert error.what == f"the loss 'loss_critic' is {value:g}"
-    assert error.where == "optimizer step 3, after 128 frames"
+    assert error.where == "optimizer step 3, after 32 frames"
     assert "no step was made" in error.cure
     assert str(tmp_path / CHECKPOINT) in error.cure
     assert len(str(error).splitlines()) == 3
 
-    resumed = ppo.RECIPE.build(small_ppo(seed=1))
+    resumed = ppo.RECIPE.build(small_ppo(seed=1, **FEW))
     try:
         resumed.load_from_file(tmp_path / CHECKPOINT)
         assert all(torch.equal(*pair) for pair in zip(weights(resumed), spoiled.before, strict=True))
@@ -78,7 +79,7 @@ def test_a_loss_that_is_not_finite_at_a_step_leaves_the_weights_of_before(
 
 
 def test_dqn_stops_too_and_writes_nothing_where_there_is_no_run_folder() -> None:
-    trainer = dqn.RECIPE.build(small_dqn(WhenConfig()))
+    trainer = dqn.RECIPE.build(small_dqn(WhenConfig(), **FEW))
     Spoiled(trainer, at=2, name="loss", value=float("nan"))
     error = stopped(trainer)
     assert error.what == "the loss 'loss' is nan"
@@ -87,7 +88,7 @@ def test_dqn_stops_too_and_writes_nothing_where_there_is_no_run_folder() -> None
 
 def test_an_infinite_loss_of_td3_stops_the_run() -> None:
     """Its gradient is finite, and clipping makes zeros of it."""
-    trainer = built(small("td3"))
+    trainer = built(tiny("td3"))
     before: list[list[Tensor]] = []
 
     def spoil(batch: TensorDict) -> TensorDict:
@@ -100,12 +101,12 @@ def test_an_infinite_loss_of_td3_stops_the_run() -> None:
     error = stopped(trainer)
     assert len(before) == 3
     assert error.what == "the loss 'loss_qvalue' is inf"
-    assert error.where == "optimizer step 3, after 128 frames"
+    assert error.where == "optimizer step 3, after 64 frames"
     assert all(torch.equal(*pair) for pair in zip(weights(trainer), before[2], strict=True))
 
 
 def test_a_gradient_that_is_not_finite_is_named_by_its_parameter() -> None:
-    trainer = ppo.RECIPE.build(small_ppo())
+    trainer = ppo.RECIPE.build(small_ppo(**FEW))
     name, parameter = list(trainer.loss_module.named_parameters())[-1]
     parameter.register_hook(lambda grad: grad * float("inf"))
     error = stopped(trainer)
@@ -115,7 +116,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_its_parameter() -> None:
 
 
 def test_weights_that_were_spoiled_before_are_not_saved_over_the_good_checkpoint(tmp_path: Path) -> None:
-    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path)))
+    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), **FEW))
     for name, parameter in trainer.loss_module.named_parameters():
         if "critic" in name:
             parameter.data.fill_(float("nan"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -17,9 +16,9 @@ import pytest
 
 from rlsync.sync.families import end_group
 from tests.tools.processes import is_alive, wait_until
-from tests.tools.programs import ENDS_WITHIN_S
+from tests.tools.programs import ENDS_WITHIN_S, Program, run_program
 
-ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 pytestmark = [pytest.mark.processes]
 
@@ -71,31 +70,27 @@ if __name__ == "__main__":
             end_group(process)
         process.join()
         print(process.exitcode, flush=True)
-        sys.stdin.read()
+        time.sleep(600)
 """
 
 
 @contextmanager
-def program(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def program(folder: Path, *words: str) -> Iterator[Program]:
     file = folder / "program.py"
     file.write_text(PROGRAM)
-    started = subprocess.Popen(
-        [sys.executable, str(file), *words],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    started = Program(str(file), *words, cwd=folder, env=ENVIRONMENT, start_method="forkserver")
     try:
         yield started
     finally:
         started.kill()
-        started.communicate()
+        started.wait(ENDS_WITHIN_S)
+        started.stdout.close()
+        started.stderr.close()
 
 
 def test_a_worker_that_outlives_its_fork_server_is_alive_until_it_is_ended(tmp_path: Path) -> None:
     with program(tmp_path, "server") as started:
-        told, _ = started.communicate(timeout=ENDS_WITHIN_S)
+        told = started.stdout.read()
     assert told.splitlines() == ["None True None", "None None True", "255 False", f"{-signal.SIGKILL} False"]
 
 
@@ -113,7 +108,6 @@ def test_what_a_worker_has_started_ends_with_it_and_the_learner_lives(
     words: tuple[str, ...], code: int, tmp_path: Path
 ) -> None:
     with program(tmp_path, *words) as started:
-        assert started.stdout is not None
         child = int(started.stdout.readline())
         assert int(started.stdout.readline()) == code
         assert wait_until(lambda: not is_alive(child), 20)
@@ -169,8 +163,7 @@ def test_a_fork_server_that_is_killed_while_it_starts_a_worker_is_replaced_or_to
 ) -> None:
     file = tmp_path / "program.py"
     file.write_text(SERVERS_ARE_KILLED)
-    command, there = [sys.executable, str(file), str(times)], os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S, env=there)
+    ran = run_program(str(file), str(times), cwd=tmp_path, env=ENVIRONMENT, start_method="forkserver")
     assert ran.stdout.splitlines() == told, ran.stderr
 
 

@@ -64,6 +64,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
 
 
+@settings(max_examples=50)
 @given(layouts)
 def test_a_layout_survives_json(layout: Layout) -> None:
     again = Layout.from_json(layout.to_json())
@@ -71,6 +72,7 @@ def test_a_layout_survives_json(layout: Layout) -> None:
     assert again.to_json() == layout.to_json()
 
 
+@settings(max_examples=50)
 @given(layouts)
 def test_owned_bytes_are_aligned_within_the_image_and_never_overlap(layout: Layout) -> None:
     end = 0
@@ -82,6 +84,7 @@ def test_owned_bytes_are_aligned_within_the_image_and_never_overlap(layout: Layo
     assert layout.image_bytes % ALIGN_BYTES == 0
 
 
+@settings(max_examples=50)
 @given(layouts)
 def test_tied_leaves_share_the_bytes_of_their_owner_in_their_destination(layout: Layout) -> None:
     owners = layout.owned
@@ -95,7 +98,7 @@ def test_tied_leaves_share_the_bytes_of_their_owner_in_their_destination(layout:
             assert owner is entry
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(layouts, st.integers(0, 2**32))
 def test_views_carry_the_exact_bits_of_what_is_written_into_them(layout: Layout, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -114,6 +117,7 @@ def test_views_carry_the_exact_bits_of_what_is_written_into_them(layout: Layout,
         assert bits(view) == bits(tensor)
 
 
+@settings(max_examples=50)
 @given(layouts)
 def test_destinations_give_back_what_was_laid_out(layout: Layout) -> None:
     assert Layout.build(dict(layout.destinations)) == layout

@@ -35,7 +35,7 @@ from tests.tools.running import on_a_board, running, values
 from tests.torchrl_plugin.test_background_publish import CountedPolicy, Seen, make_counting_trainer
 
 SIZE = 100_000
-ENOUGH_FRAMES, ENOUGH_VERSIONS = 300, 20
+ENOUGH_FRAMES, ENOUGH_VERSIONS = 150, 10
 
 
 def full(device: torch.device, value: float) -> Tensor:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 
 _HELPERS = (
@@ -126,6 +127,8 @@ def _session(pid: int) -> int:
 
 
 def _is_helper(pid: int, parent: int) -> bool:
+    if pid == getattr(forkserver._forkserver, "_forkserver_pid", None):
+        return True  # it has the command line of the tests
     try:
         command = _command(pid)
         # What a fork server starts, and what that forks, has the server's command line, too.

@@ -28,7 +28,7 @@ from threading import Thread
 #: For a program that ends by itself. A loaded machine is slow: only a hang gets there. A test may take 300 s.
 ENDS_WITHIN_S = 280.0
 
-#: What the fork server of the tests loads beside TorchRL: it forks workers and programs.
+#: What the fork server of the tests has loaded beside TorchRL: it forks workers and programs.
 PRELOAD = (
     "rlsync.torchrl_plugin.forkserver_preload",
     "gymnasium.envs.classic_control",
@@ -187,6 +187,8 @@ def _run(main: _Main, out: Connection, err: Connection) -> None:
 
         context._concrete_contexts["forkserver"] = context._concrete_contexts["fork"]  # type: ignore[assignment]
         families._Process = context.ForkProcess  # type: ignore[assignment, misc]
+    if main.module.startswith("tests."):
+        sys.modules.pop(main.module, None)  # a test may have imported it
     with _ended_as_python_does():
         if main.module.endswith(".py"):
             runpy.run_path(main.module, run_name="__main__")

@@ -103,9 +103,9 @@ def test_a_stock_trainer_trains_on_the_collector(scheme: BoardScheme | None) -> 
 
 def test_each_frame_of_a_training_was_made_by_the_weights_that_it_names() -> None:
     policy = make_q_policy()
-    collector = make_async_batched("thread", BoardScheme(), policy=policy, total_frames=200)
+    collector = make_async_batched("thread", BoardScheme(), policy=policy, total_frames=120)
     with running(collector):
-        trainer = make_dqn_trainer(collector, policy, total_frames=200)
+        trainer = make_dqn_trainer(collector, policy, total_frames=120)
         hook = SyncWeights({"policy": "loss_module.value_network"})
         hook.register(trainer)
         LogPolicyLag(hook).register(trainer)
@@ -122,13 +122,13 @@ def test_a_trainer_with_asynchronous_collection_trains_on_the_collector() -> Non
     policy = make_q_policy()
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), batch_size=10)
     collector = make_async_batched(
-        "thread", BoardScheme(), policy=policy, total_frames=400, replay_buffer=buffer
+        "thread", BoardScheme(), policy=policy, total_frames=200, replay_buffer=buffer
     )
     with running(collector):
         loss = make_dqn_loss(policy)
         trainer = Trainer(
             collector=collector,
-            total_frames=400,
+            total_frames=200,
             frame_skip=1,
             loss_module=loss,
             optimizer=torch.optim.Adam(loss.parameters()),

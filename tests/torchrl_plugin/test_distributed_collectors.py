@@ -132,7 +132,7 @@ def test_frames_of_a_distributed_collector_on_a_board_carry_the_version_that_act
         publishing = threading.Thread(target=publish)
         publishing.start()
         try:
-            for _, batch in zip(range(40), collector, strict=False):
+            for _, batch in zip(range(20), collector, strict=False):
                 census.take(batch)
         finally:
             stop.set()

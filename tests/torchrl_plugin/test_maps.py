@@ -57,7 +57,7 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 def test_a_map_on_an_in_process_collector_arrives_at_every_batch() -> None:
     acting, learning = make_policy(), make_policy()
     collector = make_collector(acting)
-    trainer = make_ppo_trainer(collector, learning, total_frames=60)
+    trainer = make_ppo_trainer(collector, learning, total_frames=30)
     hook = SyncWeights(ACTOR)
     hook.register(trainer)
     witness = Witness(trainer, hook, make_policy, "logits")

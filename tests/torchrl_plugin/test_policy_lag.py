@@ -69,7 +69,7 @@ def test_frames_of_a_replay_buffer_age_with_every_publish(fork_workers):
     collector = make_workers(
         MultiSyncCollector, actor, schemes={"policy": BoardScheme()}, env=make_continuous_env
     )
-    trainer = make_sac_trainer(collector, actor, total_frames=10 * FRAMES_PER_BATCH)
+    trainer = make_sac_trainer(collector, actor, total_frames=6 * FRAMES_PER_BATCH)
     sync = watched(trainer, Every(1, "batches"))
     trainer.train()
     oldest = logged(trainer, "staleness_versions_max")
@@ -101,7 +101,7 @@ def test_asynchronous_collection_reports_from_sampled_batches():
     loss = make_sac_loss(actor)
     trainer = SACTrainer(
         collector=collector,
-        total_frames=300,
+        total_frames=160,
         frame_skip=1,
         optim_steps_per_batch=2,
         loss_module=loss,
@@ -122,7 +122,7 @@ def test_asynchronous_collection_reports_from_sampled_batches():
 
 def test_the_numbers_reach_the_trainers_logger(tmp_path):
     actor = make_policy()
-    trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor, total_frames=60)
+    trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor, total_frames=30)
     trainer.logger = CSVLogger(exp_name="metrics", log_dir=str(tmp_path))
     trainer._log_interval = 0
     watched(trainer, Every(1, "batches"))
@@ -134,7 +134,7 @@ def test_the_numbers_reach_the_trainers_logger(tmp_path):
 def test_ages_survive_a_resume(tmp_path):
     def build():
         actor = make_policy()
-        trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor, total_frames=60)
+        trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor, total_frames=30)
         sync = SyncWeights(MAP, when=Every(1, "optim_steps"))
         sync.register(trainer)
         return trainer, sync

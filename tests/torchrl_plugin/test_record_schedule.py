@@ -23,7 +23,7 @@ from rlsync.torchrl_plugin.hooks.record_schedule import stop
 from tests.tools.parts import FRAMES_PER_BATCH, make_cartpole, make_policy, make_workers
 from tests.tools.running import ACTOR, in_three_lines
 
-BATCHES = 12
+BATCHES = 8
 
 
 class OwnLoss(nn.Module):

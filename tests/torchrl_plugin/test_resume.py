@@ -92,7 +92,7 @@ def test_a_stock_trainer_with_worker_processes_publishes_once_a_batch_and_frames
 ) -> None:
     policy = kind.policy()
     with on_a_board(policy, collect, env=kind.env) as collector:
-        trainer = kind.trainer(collector, policy, frames=100)
+        trainer = kind.trainer(collector, policy, frames=50)
         hook = SyncWeights(kind.sync_map)
         hook.register(trainer)
         witness = Witness(trainer, hook, kind.policy, kind.output)
@@ -115,7 +115,7 @@ def test_a_stock_trainer_takes_an_interval_of_optimizer_steps(
 ) -> None:
     policy = kind.policy()
     with on_a_board(policy, env=kind.env) as collector:
-        trainer = kind.trainer(collector, policy, frames=100)
+        trainer = kind.trainer(collector, policy, frames=50)
         hook = register(trainer, kind.sync_map, Every(3, "optim_steps"))
         witness = Witness(trainer, hook, kind.policy, kind.output)
         trainer.train()
@@ -162,7 +162,7 @@ def test_a_resumed_training_goes_on_in_phase_and_its_first_frame_acts_with_the_s
     file, when = tmp_path / "trainer", Every(4, "optim_steps")
     policy = kind.policy()
     with collect(kind, policy) as collector:
-        trainer = kind.trainer(collector, policy, frames=60)
+        trainer = kind.trainer(collector, policy, frames=30)
         save(trainer, file)
         first = register(trainer, kind.sync_map, when)
         trainer.train()
@@ -170,7 +170,7 @@ def test_a_resumed_training_goes_on_in_phase_and_its_first_frame_acts_with_the_s
 
     resumed = kind.policy()
     with collect(kind, resumed) as collector:
-        trainer = kind.trainer(collector, resumed, frames=140)
+        trainer = kind.trainer(collector, resumed, frames=70)
         hook = register(trainer, kind.sync_map, when)
         trainer.load_from_file(file)
         witness = Witness(trainer, hook, kind.policy, kind.output)
@@ -190,13 +190,13 @@ def test_a_resumed_training_goes_on_in_phase_and_its_first_frame_acts_with_the_s
 @both_registers
 def test_the_counter_of_batches_survives_a_resume_too(register: Callable[..., SyncWeights]) -> None:
     when = Every(2, "batches")
-    trainer = DQN.trainer(make_collector(make_q_policy()), make_q_policy(), frames=60)
+    trainer = DQN.trainer(make_collector(make_q_policy()), make_q_policy(), frames=30)
     register(trainer, VALUE, when)
     state = {}
     trainer.register_op("shutdown", lambda: state.update(trainer.state_dict()))
     trainer.train()
 
-    trainer = DQN.trainer(make_collector(make_q_policy()), make_q_policy(), frames=120)
+    trainer = DQN.trainer(make_collector(make_q_policy()), make_q_policy(), frames=60)
     hook = register(trainer, VALUE, when)
     trainer.load_state_dict(state)
     trainer.train()
@@ -228,7 +228,7 @@ def _update_weights(trainer: Trainer) -> UpdateWeights:
 def test_an_interval_of_three_fires_at_multiples_of_three_or_the_first_step_past_them(
     make: Callable[[Trainer], SyncWeights],
 ) -> None:
-    trainer = DQN.trainer(make_collector(make_q_policy()), make_q_policy(), frames=60)
+    trainer = DQN.trainer(make_collector(make_q_policy()), make_q_policy(), frames=30)
     trainer.optimization_stepper = SimpleNamespace(optimizer_step_count=0)
     hook = make(trainer)
     for op, _ in trainer._setup_ops:

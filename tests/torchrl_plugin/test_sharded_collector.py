@@ -54,7 +54,7 @@ def make_collector(own: Own) -> None:
         MultiSyncCollector,
         policy_factory=make_canary,
         schemes={"policy": BoardScheme()},
-        frames_per_batch=20,
+        frames_per_batch=FRAMES_PER_BATCH,
     )
 
 

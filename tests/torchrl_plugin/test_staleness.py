@@ -69,7 +69,7 @@ def async_trainer(batches: int):
 @pytest.mark.parametrize("max_versions", [0, 3])
 @pytest.mark.one_case
 def test_dropping_keeps_replayed_frames_within_the_bound_and_counts(fork_workers, max_versions):
-    trainer = replay_trainer(batches=15)
+    trainer = replay_trainer(batches=8)
     _, hook = bound(trainer, Every(1, "batches"), max_versions, "drop")
     trainer.train()
     assert max(ages(trainer)) == max_versions
@@ -136,7 +136,7 @@ def test_bound_0_makes_the_updates_of_the_synchronous_run():
 @pytest.mark.parametrize("max_versions", [1, 2])
 @pytest.mark.one_case
 def test_waiting_holds_the_bound_with_asynchronous_workers_and_goes_on_publishing(fork_workers, max_versions):
-    trainer = async_trainer(batches=25)
+    trainer = async_trainer(batches=15)
     sync, _ = bound(trainer, Every(1, "optim_steps"), max_versions, "wait")
     trainer.train()
     assert max(ages(trainer)) <= max_versions

@@ -38,10 +38,15 @@ from tests.tools.parts.servers import COLLECTORS, make_async_batched
 from tests.tools.running import running
 from tests.torchrl_plugin.test_stop import AT_ONCE_S, FOR_EVER, NEVER_S, at_batch, saved_frames
 
-pytestmark = [pytest.mark.usefixtures("fork_workers"), pytest.mark.processes]
+pytestmark = [pytest.mark.usefixtures("fork_workers", "_little_time_to_leave"), pytest.mark.processes]
 
 WAIT_S = 60.0
 FAULTS = {"stopped": signal.SIGSTOP, "killed": signal.SIGKILL}
+
+
+@pytest.fixture
+def _little_time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsync.torchrl_plugin.ending.stop.LEAVE_WITHIN_S", 2.0)
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def source_of(kind: type) -> str:
     """The source of a class, also of one whose module is given as the package that its file is in."""
     for file in sorted(Path(inspect.getfile(kind)).parent.glob("*.py")):
         text = file.read_text()
-        for node in ast.parse(text).body:
+        for node in ast.parse(text).body if f"class {kind.__name__}" in text else ():
             if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
                 return ast.get_source_segment(text, node) or ""
     return inspect.getsource(kind)

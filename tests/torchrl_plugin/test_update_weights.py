@@ -174,7 +174,7 @@ def test_a_send_that_finds_no_room_counts_no_version(monkeypatch: pytest.MonkeyP
 
 def test_a_sender_does_the_sending_in_the_middle_of_an_optimization_loop() -> None:
     sender = Sender()
-    trainer = make_dqn_trainer(make_collector(make_q_policy()), total_frames=60)
+    trainer = make_dqn_trainer(make_collector(make_q_policy()), total_frames=30)
     hook = UpdateWeights(None, 2, sender=sender, trainer=trainer, interval_unit="optim_steps")
     hook.register(trainer)
     trainer.train()
@@ -194,7 +194,7 @@ UNITS = {"batches": [(2, 4), (4, 8)], "optim_steps": [(0, 2), (1, 4), (2, 6), (3
 def test_an_interval_of_two_counts(unit: str, way: str) -> None:
     policy = make_policy()
     with on_a_board(policy) as collector:
-        trainer = make_ppo_trainer(collector, policy, total_frames=80, weight_update_map=ACTOR)
+        trainer = make_ppo_trainer(collector, policy, total_frames=40, weight_update_map=ACTOR)
         hook = UpdateWeights(collector, 2, weight_update_map=ACTOR, trainer=trainer, interval_unit=unit)
         if way == "register":
             hook.register(trainer)
@@ -264,7 +264,7 @@ def test_the_counter_is_torchrl_s_and_either_hook_goes_on_where_the_other_was_sa
 
 
 def test_the_counter_stays_at_zero_where_optimizer_steps_are_counted_as_in_torchrl() -> None:
-    trainer = make_dqn_trainer(make_collector(make_q_policy()), total_frames=60)
+    trainer = make_dqn_trainer(make_collector(make_q_policy()), total_frames=30)
     settings = {"update_weights_interval": 2, "trainer": trainer, "interval_unit": "optim_steps"}
     hook = UpdateWeights(sender=Sender(), **settings)
     hook.register(trainer)
@@ -290,11 +290,11 @@ def test_the_counters_are_part_of_the_trainers_checkpoint(way: str) -> None:
             trainer.register_op("post_steps", hook)
         return trainer, hook
 
-    trainer, _ = build(60)
+    trainer, _ = build(30)
     state: dict[str, object] = {}
     trainer.register_op("shutdown", lambda: state.update(trainer.state_dict()))
     trainer.train()
-    trainer, hook = build(120)
+    trainer, hook = build(60)
     trainer.load_state_dict(state)
     trainer.train()
     done = [(receipt.reason, receipt.batches) for receipt in hook.receipts]

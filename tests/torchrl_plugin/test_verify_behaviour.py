@@ -107,7 +107,13 @@ def test_a_right_policy_holds_in_every_worker(
 ) -> None:
     with running(workers(make(), kind)) as collector:
         # An asynchronous worker that gets little of the processor answers after some batches of the other.
-        trainer, hook = verified(collector, make(), batches=6 if kind is MultiSyncCollector else 30)
+        trainer, hook = verified(collector, make(), batches=6 if kind is MultiSyncCollector else 100)
+
+        def enough() -> None:
+            if kind is MultiAsyncCollector and hook.behaviour_held is not None:
+                trainer.request_stop("the outputs were compared, and held")
+
+        trainer.register_op("post_steps", enough)
         trainer.train()
     assert hook.deviations == []
     assert hook.uncompared == ()
@@ -164,7 +170,7 @@ def test_what_draws_random_numbers_is_no_alarm_and_the_parts_inside_it_are_compa
         return Noisy(generator) if generator is not None else Scaled(drops=0.3)
 
     with running(make_collector(actor_of(make()))) as collector:
-        trainer, hook = verified(collector, make(), batches=20)
+        trainer, hook = verified(collector, make(), batches=10)
         trainer.train()
     assert hook.deviations == []
     assert hook.behaviour_held is not None

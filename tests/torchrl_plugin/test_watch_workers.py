@@ -53,7 +53,7 @@ from tests.tools.running import ACTOR, in_three_lines, on_a_board, running, valu
 pytestmark = pytest.mark.usefixtures("fork_workers", "_little_time_to_leave")
 
 IDLE_S = 1.0  # so long after a batch all workers wait for the learner
-SILENT_S = 8.0  # longer than a loaded machine keeps a process waiting
+SILENT_S = 4.0  # longer than a loaded machine keeps a process waiting
 NEVER_S = 600.0
 SOON_S = 30.0
 FOR_EVER = 10**9
@@ -243,7 +243,7 @@ def test_a_worker_that_hangs_in_its_environment_is_named_and_those_that_wait_are
 class _BreakingEnv(CountingEnv):
     """Breaks down after some steps."""
 
-    left = 50
+    left = 25
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self.left -= 1
@@ -271,7 +271,7 @@ class _GrowingPolicy(CanaryPolicy):
     """Replaces one of its weights by a longer one after some calls, in the worker only."""
 
     learner_pid = 0
-    left = 50
+    left = 25
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         self.left -= 1

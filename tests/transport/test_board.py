@@ -122,7 +122,7 @@ def bytes_in_memory(board: CountedBoard) -> int:
 def test_a_reader_and_a_writer_hold_one_descriptor_each_however_many_tensors(
     start: Callable[..., Remote],
 ) -> None:
-    remote = start("spawn")
+    remote = start()
     gc.collect()
     theirs, mine = remote.ask("fds"), open_fds()
     their_maps, my_maps = remote.ask("mappings"), shared_mappings()
@@ -919,7 +919,7 @@ def test_a_learner_killed_at_any_moment_leaves_the_last_complete_version_readabl
 ) -> None:
     rng = random.Random(0)
     in_the_middle = 0
-    for _ in range(20):
+    for _ in range(14):
         writer = start()
         handle = writer.ask("open_board", 8, 100_000)
         acts = {mode: Acts(mode) for mode in ("alias", "copy")}
@@ -1196,10 +1196,10 @@ def test_what_an_accelerator_still_reads_lives_until_it_is_copied() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(5.0, marks=pytest.mark.thorough)])
 def test_two_processes_that_look_as_fast_as_they_can_see_no_mixture_and_no_lie(
-    start: Callable[..., Remote],
+    start: Callable[..., Remote], seconds: float
 ) -> None:
-    seconds = 5.0
     layout = plain_layout(tensors=20, size=25_000)
     board = CountedBoard()
     board.lay_out(layout)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomllib
 
 from rlsync import BoardScheme, ConfigError
 from rlsync.recipes.checks import transport_errors
@@ -20,13 +22,32 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the package of the page is installed."""
-    source = tmp_path_factory.mktemp("rlsync-tcp")
+    """A folder with the package of the page and the metadata that pip makes of its pyproject.toml."""
+    folder = tmp_path_factory.mktemp("installed")
+    package = written(folder)["project"]
+    (groups,) = package["entry-points"].items()
+    group, names = groups
+    entries = "".join(f"{name} = {at}\n" for name, at in names.items())
+    as_installed(folder, package["name"].replace("-", "_"), f"[{group}]\n{entries}")
+    return folder
+
+
+@pytest.fixture
+def installed_by_pip(tmp_path: Path) -> Path:
+    source = tmp_path / "rlsync-tcp"
+    source.mkdir()
+    written(source)
+    return installed_from(source, tmp_path / "target")
+
+
+def written(folder: Path) -> dict[str, Any]:
+    """Write the package of the page; returns its pyproject.toml."""
     blocks = BLOCK.findall(PAGE.read_text())
     module = [body for kind, body in blocks if kind == "python" and ">>>" not in body]
-    (source / "rlsync_tcp.py").write_text("\n".join(module))
-    (source / "pyproject.toml").write_text(next(body for kind, body in blocks if kind == "toml"))
-    return installed_from(source, tmp_path_factory.mktemp("target"))
+    (folder / "rlsync_tcp.py").write_text("\n".join(module))
+    project = next(body for kind, body in blocks if kind == "toml")
+    (folder / "pyproject.toml").write_text(project)
+    return tomllib.loads(project)
 
 
 def run(installed: Path, folder: Path, module: str, *words: str) -> str:
@@ -39,9 +60,11 @@ def run(installed: Path, folder: Path, module: str, *words: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.thorough  # those of rlsync are held to the same laws in tests/laws
-def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(installed: Path, tmp_path: Path) -> None:
+def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(
+    installed_by_pip: Path, tmp_path: Path
+) -> None:
     words = ("-q", "--pyargs", "rlsync.testing", "-k", "tcp", "-p", "no:cacheprovider")
-    told = run(installed, tmp_path, "pytest", *words)
+    told = run(installed_by_pip, tmp_path, "pytest", *words)
     assert re.search(r"^2\d passed, \d+ deselected", told, re.M), told
 
 

@@ -26,6 +26,7 @@ from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.shared_file import KIND_VARIABLE, FolderFile, SharedFile, kind
 from tests.tools.parts.namespaces import may_unshare
 from tests.tools.processes import open_fds
+from tests.tools.programs import Program, run_program
 
 
 @pytest.fixture(params=["memfd", "folder"])
@@ -85,15 +86,19 @@ time.sleep(300)
 """
 
 
-@pytest.mark.seconds
-def test_locks_of_a_killed_process_are_dropped(file: SharedFile) -> None:
-    command = [sys.executable, "-c", LOCKS_AND_WAITS, pickle.dumps(file.address).hex()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-        assert other.stdout
-        other.stdout.readline()
+@pytest.mark.processes
+def test_locks_of_a_killed_process_are_dropped(file: SharedFile, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LOCKS_AND_WAITS)
+    other = Program(str(program), pickle.dumps(file.address).hex(), cwd=tmp_path, merged=True)
+    try:
+        assert other.stdout.readline() == "\n"
         assert file.is_locked(0)
         assert file.is_locked(1, exclusively=False)
-        other.send_signal(signal.SIGKILL)
+    finally:
+        other.kill()
+        assert other.wait(20) == -signal.SIGKILL
+        other.stdout.close()
     assert file.try_lock(0, exclusive=True)
     assert file.try_lock(1, exclusive=True)
 
@@ -208,28 +213,38 @@ def test_a_platform_without_linux_calls_takes_folders(missing: str, monkeypatch:
 
 
 IN_ANOTHER_CONTAINER = """
-import pickle, sys
+import ctypes, os, pickle, sys
 from rlsync.core.errors import BoardClosed
-try:
-    pickle.loads(bytes.fromhex(sys.argv[1])).open()
-except BoardClosed as refused:
-    print(refused)
+from rlsync.transport.shared_file import SharedFile
+CLONE_NEWPID = 0x20000000
+assert ctypes.CDLL(None).unshare(CLONE_NEWPID) == 0
+if os.fork() == 0:
+    assert os.getpid() == 1
+    SharedFile.host.cache_clear()  # the fork server may have asked
+    try:
+        pickle.loads(bytes.fromhex(sys.argv[1])).open()
+    except BoardClosed as refused:
+        print(refused, flush=True)
+        os._exit(0)
+    os._exit(1)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-@pytest.mark.seconds
+@pytest.mark.processes
 @pytest.mark.skipif(not may_unshare("-p"), reason="this user may not make a namespace of processes")
 def test_a_worker_in_another_container_is_refused_although_it_finds_a_process_of_that_number(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(KIND_VARIABLE, "memfd")
     board = BoardWriter()
     handle = pickle.dumps(board.handle).hex()
-    command = ["unshare", "-pf", sys.executable, "-c", IN_ANOTHER_CONTAINER, handle]
-    said = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, check=True
-    ).stdout.splitlines()
+    program = tmp_path / "program.py"
+    program.write_text(IN_ANOTHER_CONTAINER)
+    done = run_program(str(program), handle, cwd=tmp_path)
     board.close()
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
     assert said[0] == f"the board of process {os.getpid()} is memory of another host or container"
     assert "pid:[" in said[1]
     assert "RayBoardScheme keeps a board on each node" in said[2]

@@ -267,7 +267,7 @@ def test_the_block_that_a_killed_agent_was_writing_is_written_next_and_not_drawn
 
 @pytest.mark.processes
 def test_no_torn_row_is_drawn_while_agents_are_killed() -> None:
-    storm(kills=10, agents=3, seed=0)
+    storm(kills=6, agents=3, seed=0)
 
 
 @pytest.mark.processes

@@ -55,7 +55,7 @@ from tests.tools.running import in_three_lines
 from tests.workers.test_envs import LADDER, Ladder
 
 WAIT_S = 20.0
-SILENT_S = 5.0  # longer than a loaded machine keeps a process waiting
+SILENT_S = 3.0  # longer than a loaded machine keeps a process waiting
 QUICK = Restarts(at_most=3, first_pause_s=0.05)
 CARTPOLE = GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 15})
 PENDULUM = GymnasiumEnvs("Pendulum-v1", {"max_episode_steps": 9})
@@ -634,7 +634,8 @@ def test_when_all_workers_are_killed_the_run_ends_at_once() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.one_case
-def test_workers_that_all_say_nothing_end_the_run(workers: int) -> None:
+def test_workers_that_all_say_nothing_end_the_run(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsync.workers.rollout_collector.LEAVE_TIMEOUT_S", 1.0)  # none of them leaves
     settings = {"num_workers": workers, "silent_timeout_s": SILENT_S}
     with collecting(cartpole_net(), CARTPOLE, **settings) as collector:
         batches = iter(collector)
@@ -660,7 +661,7 @@ def test_a_worker_that_is_stopped_is_started_again_while_the_other_goes_on(
         with caplog.at_level(logging.WARNING):
             assert wait_until(lambda: next(batches) is not None and collector.restarted == 1, 2 * WAIT_S)
         assert not is_alive(second)
-        assert f"worker 1 (pid {second}) killed by SIGKILL after 5 s of silence; it is started" in caplog.text
+        assert f"worker 1 (pid {second}) killed by SIGKILL after 3 s of silence; it is started" in caplog.text
         assert wait_until(lambda: next(batches) is not None and collector.last_workers == (1,), WAIT_S)
         assert collector.procs[0].pid == first
         assert collector.restarted == 1
@@ -675,7 +676,7 @@ def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() ->
         next(batches)
         pid = collector.procs[0].pid or 0
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(WorkerLost, match="after 5 s of silence") as caught:
+        with pytest.raises(WorkerLost, match="after 3 s of silence") as caught:
             wait_until(lambda: next(batches) is None, 2 * WAIT_S)
         assert in_three_lines(caught.value)
         assert f"worker 0 (pid {pid})" in caught.value.what

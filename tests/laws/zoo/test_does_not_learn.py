@@ -111,12 +111,12 @@ class Backward(OptimizationStepper):
 
 @pytest.mark.seconds
 def test_the_optimizer_never_steps(row: Row) -> None:
-    def build(*, steps: bool) -> Trainer:
-        trainer = make_trainer(make_collector(make_policy()), batches=12)
+    def build(*, steps: bool, batches: int = 12) -> Trainer:
+        trainer = make_trainer(make_collector(make_policy()), batches=batches)
         trainer.optimization_stepper = Backward(steps=steps)
         return trainer
 
-    trainer = build(steps=False)
+    trainer = build(steps=False, batches=3)
     assert learner_stands_still(trainer, trainer.loss_module.actor_network)
     row.is_named(warned(ours(build(steps=False))))
     assert warned(ours(build(steps=True))).lines == ()
@@ -166,11 +166,11 @@ class Detached(nn.Module):
 
 @pytest.mark.seconds
 def test_the_features_are_detached(row: Row) -> None:
-    def build(*, detaches: bool) -> Trainer:
+    def build(*, detaches: bool, batches: int = 12) -> Trainer:
         actor = actor_of(Detached(detaches=detaches))
-        return make_trainer(make_collector(copy.deepcopy(actor)), make_ppo_loss(actor), batches=12)
+        return make_trainer(make_collector(copy.deepcopy(actor)), make_ppo_loss(actor), batches=batches)
 
-    trainer = build(detaches=True)
+    trainer = build(detaches=True, batches=3)
     assert learner_stands_still(trainer, trainer.loss_module.actor_network.module[0].module.trunk)
     row.is_named(warned(ours(build(detaches=True))))
     assert warned(ours(build(detaches=False))).lines == ()

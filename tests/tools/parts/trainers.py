@@ -112,7 +112,7 @@ def _make_on_policy(
         replay_buffer=TensorDictReplayBuffer(
             storage=LazyTensorStorage(FRAMES_PER_BATCH),
             sampler=SamplerWithoutReplacement(),
-            batch_size=10,
+            batch_size=FRAMES_PER_BATCH // 2,
         ),
         weight_update_map=weight_update_map,
         progress_bar=False,

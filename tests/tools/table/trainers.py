@@ -58,7 +58,7 @@ from tests.tools.parts.servers import make_async_batched
 from tests.tools.running import running
 from tests.tools.table.row import Cells, Row
 
-BATCHES = 4
+BATCHES = 8
 EXACT = "exact"
 
 
