@@ -45,7 +45,7 @@ def imported(point: EntryPoint, what: str, cure: str = "") -> Any:
     where = f"{what} {point.name!r}, at {point.value}"
     try:
         return point.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
+    except (ImportError, AttributeError) as error:
         ours = f"install what is missing; python -c 'import {point.module}' shows the line"
         if isinstance(error, AttributeError):
             ours = f"name what {point.module} has, in the entry point"
