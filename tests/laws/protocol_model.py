@@ -326,7 +326,7 @@ def explore(protocol: Protocol, until: str = "", most: int = 2_000_000) -> Explo
     return found
 
 
-def _way(came: dict[State, tuple[State, str] | None], state: Board) -> list[str]:
+def _way(came: dict[State, tuple[State, str] | None], state: State) -> list[str]:
     steps: list[str] = []
     while (link := came[state]) is not None:
         state, label = link

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import csv
-import functools
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -70,15 +68,9 @@ def composed(name: str, kind: str) -> Config:
 
 def small(name: str, *words: str, kind: str = "sync", run_dir: Path | None = None) -> Config:
     """The config of a short run of small networks, with other values of keys: composed once for all tests."""
-    config = copy.deepcopy(composed(name, kind))
-    config.run_dir = None if run_dir is None else str(run_dir)
-    for word in words:
-        path, _, value = word.partition("=")
-        *sections, key = path.split(".")
-        section = functools.reduce(getattr, sections, config)
-        assert hasattr(section, key), word
-        setattr(section, key, yaml.safe_load(value))
-    return config
+    where = [] if run_dir is None else [f"run_dir={run_dir}"]
+    keys = OmegaConf.from_dotlist([*where, *words])
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(composed(name, kind)), keys))
 
 
 def built(config: Config) -> Any:
