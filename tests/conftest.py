@@ -24,6 +24,8 @@ from typing import Any, TextIO
 
 # Before numpy and torch: spawned workers inherit it, and one thread each is all a test machine has to give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A question whether there is CUDA, as markers of tests ask, keeps forked processes from using it otherwise.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import numpy as np
 import pytest

@@ -29,6 +29,7 @@ from rlsync.core.errors import RlsyncError, WorkerLost
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.run_files import AGENTS, OUTPUT, RESOLVED, agent_folder, best_agent, statistics_in
 from rlsync.recipes.settings import Config
+from rlsync.sync.families import let_forks_use_cuda
 from rlsync.sync.processes import ending as ending_of
 from rlsync.workers.replay.shared import SharedReplayHandle
 
@@ -73,6 +74,7 @@ def _started(config: Config, shared: SharedReplayHandle, trusted: bool) -> tuple
     ours, theirs = multiprocessing.Pipe()
     name = f"rlsync agent {shared.agent}"
     args = (config, shared, trusted, theirs)
+    let_forks_use_cuda()
     process = multiprocessing.get_context("forkserver").Process(target=_train_agent, args=args, name=name)
     process.start()
     theirs.close()

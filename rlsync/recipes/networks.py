@@ -104,7 +104,7 @@ class PlainDraw(_Plain, SafeProbabilisticModule):
             tensordict.set("action_log_prob", logits.gather(-1, drawn).squeeze(-1))
             return
         loc, scale = parameters
-        low, high = self.distribution_kwargs["low"], self.distribution_kwargs["high"]
+        low, high = (self.distribution_kwargs[name].to(loc.device) for name in ("low", "high"))
         noise = torch.normal(torch.zeros_like(loc), torch.ones_like(loc))
         action = safetanh_noeps(loc + noise * scale)
         tensordict.set("action", (high + low) / 2 + (high - low) / 2 * action)

@@ -146,7 +146,8 @@ def pure_update(loss: Any, optimizer: optim.Adam, values: Callable[..., Any] | N
         loss.qvalue_network, loss.qvalue_network_params, loss.target_qvalue_network_params
     )
     gamma, log_alpha, target_entropy = loss.value_estimator.gamma, loss.log_alpha, loss.target_entropy
-    low, high = (loss.actor_network[-1].distribution_kwargs[name] for name in ("low", "high"))
+    bounds = loss.actor_network[-1].distribution_kwargs
+    low, high = (bounds[name].to(log_alpha.device) for name in ("low", "high"))
     middle, half = (low + high) / 2, (high - low) / 2
     normal = next(m for m in loss.actor_network.modules() if isinstance(m, NormalParamExtractor))
 

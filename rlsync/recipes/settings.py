@@ -181,7 +181,7 @@ class RecipeConfig:
     #: Largest norm of the gradient.
     clip_norm: float = bounds.above_zero(0.5)
     #: Whether an update is compiled, which takes the first one half a minute, and less where it was done
-    #: before. auto: if a run on a CPU with a C++ compiler has at least 50,000 updates; on; off.
+    #: before. auto: if a run on a CPU or CUDA, with a C++ compiler, has at least 50,000 updates; on; off.
     compile: str = bounds.one_of("auto", "on", "off")
     #: In which dtype losses are computed, float32 or bfloat16. Weights and the optimizer keep float32.
     update_dtype: str = bounds.one_of("float32", BFLOAT16)

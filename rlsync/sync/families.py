@@ -64,10 +64,18 @@ class _Process(ForkServerProcess):
         return _Popen(process)
 
 
+def let_forks_use_cuda() -> None:
+    """Before a fork server starts: what its modules ask ``torch.cuda.is_available()`` goes to the driver's
+    library. An answer of CUDA itself would keep all processes forked from the server from using CUDA.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
 def start_process(
     method: str, target: Callable[..., object], args: tuple[Any, ...], name: str
 ) -> BaseProcess:
     """Start a process that ends with this one; WorkerLost if the fork server dies at it three times."""
+    let_forks_use_cuda()
     kind: Any = _Process if method == "forkserver" else get_context(method).Process  # type: ignore[attr-defined]
     for left in (2, 1, 0):
         process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)

@@ -13,6 +13,7 @@ import psutil
 from packaging.version import Version
 
 from rlsync.core.errors import ConfigError
+from rlsync.sync.families import let_forks_use_cuda
 
 PRELOAD = "rlsync.torchrl_plugin.forkserver_preload"  #: what the server loads; nothing else imports it
 
@@ -100,6 +101,7 @@ def _ensure_running(preload: list[str]) -> str | None:
     """Start this process's fork server unless it runs; what kept it from starting, if anything."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_forkserver_preload(preload)
+    let_forks_use_cuda()
     try:
         forkserver.ensure_running()
     except OSError as error:

@@ -15,7 +15,7 @@ import warnings
 from importlib import import_module
 
 #: What a worker of a collector on a board imports until its first frame (torch._dynamo: for a check whether
-#: it runs compiled). None of them starts a thread or uses CUDA when it is imported.
+#: it runs compiled). None of them starts a thread when it is imported.
 MODULES = (
     "torch",
     "tensordict",

@@ -9,11 +9,6 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 
-from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaLoss, ImpalaNet, UnrollCollector
-from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.ring.reader import RolloutRing
-from rlsync.transport.ring.writer import RingWriter
-from rlsync.workers.intake import PinnedSlots
 from tests.tools.programs import fresh_python
 
 pytestmark = [
@@ -23,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
 ]
 
+ROOT = Path(__file__).parents[2]
 PPO = (
     *("~tuned", "recipe.total_frames=1024", "collector.frames_per_batch=256"),
     *("recipe.batch_size=64", "logger=none"),
@@ -75,53 +71,7 @@ def test_rlsync_eval_plays_on_cuda(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["device"] == "cuda:0"
 
 
-def test_slots_are_pinned_for_a_learner_on_cuda() -> None:
-    layout = Layout.build({"rollout": [LeafSpec("reward", "buffer", (4096,), torch.float32)]})
-    ring = RolloutRing(layout, slots=1, writers=1)
-    writer = RingWriter(ring.handle, 0)
-    ring.run()
-    views = writer.take()
-    assert views is not None
-    views["reward"].fill_(3.0)
-    writer.commit()
-    taken = ring.take(timeout_s=60.0)
-    assert taken is not None
-    pinned = PinnedSlots(torch.device("cuda", 0))
-    pinned.pin(taken.slot, taken.views.values())
-    assert taken.views["reward"].is_pinned()
-    assert taken.views["reward"].to("cuda", non_blocking=True).eq(3.0).all()
-    torch.cuda.synchronize()
-    pinned.forget()
-    assert not taken.views["reward"].is_pinned()
-    writer.close()
-    ring.close()
-
-
-@pytest.mark.parametrize("rollouts", [1, 2])
-def test_batches_of_the_actor_learner_are_whole_on_cuda(rollouts: int) -> None:
-    device = torch.device("cuda", 0)
-    network = ImpalaNet((4,), Categorical(2), hidden=(16,)).to(device)
-    loss = ImpalaLoss(network)
-    collector = UnrollCollector(
-        network,
-        GymnasiumEnvs("CartPole-v1"),
-        steps=10,
-        envs_per_worker=4,
-        rollouts_per_batch=rollouts,
-        policy_device=["cuda", "cpu"],
-        storing_device=device,
-        seed=3,
-    )
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    try:
-        for _, batch in zip(range(50), collector, strict=False):
-            assert batch["observation"].device == device
-            losses = loss(batch)  # checks the first batch in full
-            optimizer.zero_grad()
-            sum(losses[name] for name in loss.out_keys[:3]).backward()
-            optimizer.step()
-            collector.update_policy_weights_()
-            ends = batch["terminated"] | batch["truncated"]
-            assert torch.equal(batch["is_init"][1:], ends), "a slot was overwritten before it was copied"
-    finally:
-        collector.shutdown()
+@pytest.mark.parametrize("program", ["slots_are_pinned", "batches_are_whole", "graphs_replay_updates"])
+def test_rollouts_reach_cuda_whole_and_a_graph_replays_an_update(program: str) -> None:
+    done = fresh_python("-m", "tests.tools.device_programs", program, "cuda", cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr

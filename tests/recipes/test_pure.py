@@ -58,6 +58,7 @@ class Drawn:
     name: str
     seed: int
     dtype: torch.dtype = torch.float64
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         draw = random.Random(self.seed)
@@ -96,9 +97,9 @@ class Drawn:
         else:
             makers = {"sac": sac.make_loss, "crossq": sac.make_crossq_loss, "td3": td3.make_loss}
             loss = makers[self.name](settings, self.spaces)
-        loss.to(self.dtype)
+        loss.to(self.device, self.dtype)
         if isinstance(settings, OffPolicyConfig) and settings.normalize.observations:
-            write_statistics(loss, *torch.rand(2, self.features, dtype=self.dtype) + 0.5)
+            write_statistics(loss, *(torch.rand(2, self.features, dtype=self.dtype) + 0.5).to(self.device))
         if self.name == "ppo":
             return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5, fused=True))
         if self.name == "dqn":
@@ -143,12 +144,12 @@ class Drawn:
         if self.name == "ppo":
             log_prob = -normal().abs()
             rows |= {"action_log_prob": log_prob, "advantage": normal(1), "value_target": normal(1)}
-            return TensorDict(rows, [self.rows])
+            return TensorDict(rows, [self.rows]).to(self.device)
         if self.weighed:
             rows["priority_weight"] = normal().abs()
         if self.steps:
             rows["steps_to_next_obs"] = torch.randint(1, 4, (self.rows, 1), generator=draw)
-        return TensorDict(rows, [self.rows])
+        return TensorDict(rows, [self.rows]).to(self.device)
 
 
 def made(loss: Any, **parts: Any) -> Trainer:

@@ -16,10 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, MultiAsyncCollector
+from torchrl.modules import MLP
 
 from rlsync import Every, SyncWeights, VerifySync
 from rlsync.cli.doctor import findings_of
 from rlsync.core.ledger import Stamp
+from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaLoss, ImpalaNet, UnrollCollector
+from rlsync.recipes.networks import MixedMLP
+from rlsync.recipes.pure import Graphs, PureStepper
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
@@ -28,7 +32,11 @@ from rlsync.transport.board.reader import BoardReader
 from rlsync.transport.board.slots import Staging
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.local import LocalTransport
+from rlsync.transport.ring.reader import RolloutRing
+from rlsync.transport.ring.writer import RingWriter
+from rlsync.workers.intake import PinnedSlots
 from tests.laws.test_canary import Census, Learner
+from tests.recipes.test_pure import UPDATES, Drawn, State
 from tests.tools.parts import CanaryPolicy, make_collector, make_dqn_trainer
 from tests.tools.parts.second_device import NAME, register
 from tests.tools.running import on_a_board, running, values
@@ -361,6 +369,85 @@ def benchmark(device: torch.device) -> None:
     row = script["measure"](0.1, 10, device)
     assert row["bytes"] == 100_000
     assert all(rate > 0 for rate in (*row["gb_s"].values(), *row["limits_gb_s"].values()))
+
+
+# ------------------------------------------------------------------------------ the actor-learner
+
+
+def slots_are_pinned(device: torch.device) -> None:
+    layout = Layout.build({"rollout": [LeafSpec("reward", "buffer", (4096,), torch.float32)]})
+    ring = RolloutRing(layout, slots=1, writers=1)
+    writer = RingWriter(ring.handle, 0)
+    ring.run()
+    views = writer.take()
+    assert views is not None
+    views["reward"].fill_(3.0)
+    writer.commit()
+    taken = ring.take(timeout_s=60.0)
+    assert taken is not None
+    pinned = PinnedSlots(device)
+    pinned.pin(taken.slot, taken.views.values())
+    assert taken.views["reward"].is_pinned()
+    assert taken.views["reward"].to(device, non_blocking=True).eq(3.0).all()
+    torch.cuda.synchronize()
+    pinned.forget()
+    assert not taken.views["reward"].is_pinned()
+    writer.close()
+    ring.close()
+
+
+def batches_are_whole(device: torch.device) -> None:
+    for rollouts in (1, 2):
+        _one_batch_size(device, rollouts)
+
+
+def _one_batch_size(device: torch.device, rollouts: int) -> None:
+    network = ImpalaNet((4,), Categorical(2), hidden=(16,)).to(device)
+    loss = ImpalaLoss(network)
+    collector = UnrollCollector(
+        network,
+        GymnasiumEnvs("CartPole-v1"),
+        steps=10,
+        envs_per_worker=4,
+        rollouts_per_batch=rollouts,
+        policy_device=[str(device), "cpu"],
+        storing_device=device,
+        seed=3,
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    try:
+        for _, batch in zip(range(50), collector, strict=False):
+            assert batch["observation"].device == device
+            losses = loss(batch)  # checks the first batch in full
+            optimizer.zero_grad()
+            sum(losses[name] for name in loss.out_keys[:3]).backward()
+            optimizer.step()
+            collector.update_policy_weights_()
+            ends = batch["terminated"] | batch["truncated"]
+            assert torch.equal(batch["is_init"][1:], ends), "a slot was overwritten before it was copied"
+    finally:
+        collector.shutdown()
+
+
+# ------------------------------------------------------------------------------------- updates
+
+
+def graphs_replay_updates(device: torch.device) -> None:
+    MixedMLP.forward = MLP.forward  # in double precision, which a MixedMLP does not return
+    for name in UPDATES:
+        ways = []
+        for graphs in (None, Graphs(device)):
+            drawn = Drawn(name, 3, device=str(device))
+            trainer = drawn.trainer()
+            stepper = PureStepper(partial(UPDATES[name], trainer), graphs)
+            stepper.register(trainer)
+            for number in range(10):
+                torch.manual_seed(number)
+                trainer.optim_steps(drawn.batch(number))
+            assert stepper.why_not is None
+            assert graphs is None or graphs.why_not is None, graphs
+            ways.append(State.of(trainer))
+        ways[0].assert_close(ways[1], 1e-7)
 
 
 def main(name: str, device: str) -> None:

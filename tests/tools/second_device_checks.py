@@ -32,6 +32,7 @@ from rlsync.torchrl_plugin.compat.trainers import optimizers
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.player import Acted, Record
 from tests.recipes.test_impala_recipe import small
+from tests.recipes.test_off_policy import tiny
 from tests.recipes.test_recipes import small_dqn, small_ppo
 from tests.recipes.test_row_segments import give, loaded, save, stored
 from tests.recipes.test_row_segments import make as make_buffer
@@ -123,6 +124,7 @@ def config_of(recipe: str) -> Config:
         "ppo": small_ppo,
         "dqn": lambda: small_dqn(WhenConfig(every=2, unit="optim_steps")),
         "impala": lambda: small(total_frames=80),
+        "sac": lambda: tiny("sac", workers=2),
     }[recipe]()
     made.recipe.total_frames = 3 * made.collector.frames_per_batch
     made.collector.device = ["second", "cpu"]

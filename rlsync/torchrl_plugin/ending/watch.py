@@ -87,11 +87,13 @@ class Watch:
         return True
 
     def came(self, worker: int) -> None:
-        """A batch of ``worker`` arrived, so the silence timers start again."""
+        """A batch of ``worker`` arrived. The silence timers start again, unless the others collect on."""
+        if not self._take_turns:
+            self._look()  # a queue that another worker keeps full is never waited for
+            return
         self._silence.clear()
         self._looked_at = None
-        collector = self._collector()
-        if self._take_turns and collector is not None:
+        if (collector := self._collector()) is not None:
             self._had_its_turn.add(worker)
             if len(self._had_its_turn) == collector.num_workers:
                 self._had_its_turn.clear()
