@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from rlsync.cli.compose.command_line import CommandLine, spelled, values_of
 from rlsync.cli.compose.composing import BEFORE, composition, file_before, told, written
 from rlsync.cli.compose.refusals import parsed
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
-from rlsync.cli.status import ended
+from rlsync.cli.status import ended, learner_in
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import checks
 from rlsync.recipes.bounds import caught
@@ -122,6 +123,9 @@ def examined(
 def require_free_folder(job: Job) -> None:
     """Refuse a ``run_dir`` that another run has written to: its curves and receipts would be mixed."""
     run_dir = job.config.run_dir
+    if run_dir is not None and (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
+        cure = "wait until that run has ended, stop it, or give another folder"
+        raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)
     if run_dir is None or job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
         return
     cure = f"give another folder, or resume={run_dir} to go on with that run"

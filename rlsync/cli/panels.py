@@ -142,9 +142,7 @@ def _line(axes: Axes, curve: Curve, style: Style) -> None:
         axes.fill_between(frames, low, high, color=style.colour, alpha=0.2, lw=0)
     marker = "o" if len(frames) <= 30 else None
     # Not clipped: a line of zeros lies on the axis.
-    axes.plot(
-        frames, values, color=style.colour, ls=style.dashes, lw=1.4, marker=marker, ms=3.5, clip_on=False
-    )
+    axes.plot(frames, values, c=style.colour, ls=style.dashes, lw=1.4, marker=marker, ms=3.5, clip_on=False)
 
 
 def _points(axes: Axes, curve: Curve, style: Style) -> None:

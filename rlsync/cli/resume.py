@@ -14,14 +14,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose.composing import OF_ONE_RUN
+from rlsync.cli.compose.composing import OF_ONE_RUN, nothing_in
 from rlsync.cli.trust import check_checkpoint
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.evaluation.checkpoint import Component
 from rlsync.recipes.bounds import Restored
 from rlsync.recipes.checkpoints import Taken, places, taken
 from rlsync.recipes.registry import Recipe
-from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
+from rlsync.recipes.run_files import RESOLVED
 from rlsync.recipes.settings import Config
 from rlsync.torchrl_plugin.compat import trainers
 
@@ -48,12 +48,9 @@ def checkpoint_in(path: str, trusted: bool) -> Taken:
     folder = Path(path)
     for checkpoint in places(folder):
         check_checkpoint(checkpoint, trusted)
-    found = taken(folder, trusted=trusted)
-    if found is not None:
-        return found
-    said = "holds no checkpoint" if folder.is_dir() else "does not exist"
-    cure = f"give a run folder that has a {CHECKPOINT}/ in it, or the checkpoint folder itself"
-    raise ConfigError(f"cannot resume: {path!r} {said}", f"resume={path}", cure)
+    if (found := taken(folder, trusted=trusted)) is None:
+        raise nothing_in(path)
+    return found
 
 
 def changes(before: Config, now: Config) -> list[Change]:

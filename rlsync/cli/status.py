@@ -15,11 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlsync.cli.main import parser_of
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
 from rlsync.core.whole_file import record_in
 from rlsync.recipes import run_files as files
-from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
+from rlsync.transport.board.format import EVALUATOR, BoardWatch
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress
@@ -95,7 +97,7 @@ class RunStatus:
         """Whether the run goes on and all its workers live; of a population, whether all its agents do."""
         if self.agents:
             return all(agent.healthy for agent in self.agents)
-        return bool(self.workers) and all(worker.alive for worker in self.workers)
+        return self.state == RUNNING and all(worker.alive for worker in self.workers)
 
     def to_dict(self) -> dict[str, Any]:
         facts = asdict(self)
@@ -163,23 +165,25 @@ def _state_of(run: Path) -> RunStatus:
     found = _watched(handle) if handle is not None and ended(run) is None else None
     if found is not None:
         return found
-    learner = handle.address.pid if handle is not None else None if cluster is None else cluster.pid
-    lives = learner is not None and process_state(learner) not in (None, "dead")
+    learner = learner_in(run)
     # Only now: a run that ends closes its board, then writes this, and then its process is gone.
     end = ended(run)
     if end is not None:
         return RunStatus(HAS_ENDED, str(end), end.version, ended=end)
-    if learner is not None and not lives:
+    if learner is None and any((run / name).is_file() for name in (files.ROOM, files.BOARD, files.CLUSTER)):
         return RunStatus(KILLED, _killed(run))
     if handle is not None:
         return RunStatus(RUNNING, "the board is closed: the run is ending")
     if cluster is not None:
         return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
+    if learner is not None:
+        why = "the run is starting, or its workers read no board, and the learner alone can ask them"
+        return RunStatus(RUNNING, f"pid {learner} trains: {why}")
     if not (run / files.RESOLVED).is_file():
         what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
         raise ConfigError(what, "rlsync status", "name the folder that rlsync train printed as 'run'")
     since = at((run / files.RESOLVED).stat().st_mtime)
-    why = "the run is starting, was killed while it started, or has no workers on a board"
+    why = "the run is starting, or was killed while it started"
     return RunStatus(NO_BOARD, f"no board, since {since}: {why}")
 
 
@@ -211,7 +215,7 @@ def _watched(handle: BoardHandle) -> RunStatus | None:
 def _killed(run: Path) -> str:
     """The run has not written how it ended: it had no time to."""
     checkpoint = run / files.CHECKPOINT
-    signs = [run / name for name in (files.BOARD, files.CLUSTER, files.RECEIPTS)]
+    signs = [run / name for name in (files.ROOM, files.BOARD, files.CLUSTER, files.RECEIPTS)]
     signs += [*(run / files.METRICS).rglob("*"), *checkpoint.rglob("*")]
     last_sign = max(file.stat().st_mtime for file in signs if file.exists())
     left = f"checkpoint {checkpoint}" if checkpoint.is_dir() else "it had written no checkpoint"
@@ -222,10 +226,23 @@ def begin(run: Path) -> None:
     """Take away what an earlier run in this folder has left: a new one begins. Keep room for its end."""
     for name in (files.ENDED, files.ROOM, files.BOARD, files.STATISTICS):
         (run / name).unlink(missing_ok=True)
-    (run / files.ROOM).write_bytes(os.urandom(ROOM_BYTES))  # no file system compresses these
+    began = {"pid": os.getpid(), "began_s": psutil.Process().create_time()}
+    # No file system compresses the rest.
+    (run / files.ROOM).write_bytes(json.dumps(began).encode() + b"\n" + os.urandom(ROOM_BYTES))
     # What a killed process was writing. A checkpoint that it was replacing stays until there is a newer one.
     for half in run.glob(f".{files.CHECKPOINT}.stage-*"):
         shutil.rmtree(half, ignore_errors=True)
+
+
+def learner_in(run: Path) -> int | None:
+    """The process on this machine that trains in this folder, if one does."""
+    with suppress(OSError, ValueError, psutil.Error):
+        said = json.loads((run / files.ROOM).read_bytes().partition(b"\n")[0])
+        process = psutil.Process(said["pid"])
+        # A process's number is given again, also that of one that has just begun.
+        if abs(process.create_time() - said["began_s"]) < 1 and process.status() != psutil.STATUS_ZOMBIE:
+            return process.pid
+    return None
 
 
 def ended(run: Path) -> Ended | None:

@@ -28,9 +28,7 @@ if TYPE_CHECKING:  # imports torch: rlsync plot needs none of it
 #: The flag that lets code run that a folder holds or names.
 FLAG = "--trust"
 
-HELP = (
-    "load a checkpoint that cannot be checked, and code that a folder of somebody else's run holds or names"
-)
+HELP = "load a checkpoint that cannot be checked, and code that another user's run holds or names"
 
 #: Keys that can name code, or where to send things, and those that ``rlsync eval`` uses.
 OF_ENV = ("env.id", "env.kwargs")

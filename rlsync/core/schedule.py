@@ -282,7 +282,7 @@ class Comparison:
 
     def __str__(self) -> str:
         if not self.equal and not self.unequal:
-            return "no version has digests in both: nothing can be compared"
+            return "no version has digests in both; sync.digest_every=1 gives each version one"
         if not self.unequal:
             return f"equal up to version {self.last_equal}: {self.equal} digests of {self.equal}"
         leaves = ", ".join(self.leaves[:8]) + (", ..." if len(self.leaves) > 8 else "")

@@ -57,9 +57,7 @@ def export(policy: Policy, envs: Envs, file: Path) -> float:
     """
     check_fits(policy.player, envs, str(policy.env))
     if file.suffix == ".onnx" and _draws(policy, envs):
-        what = (
-            "this player draws random numbers even if it takes the likeliest actions, and ONNX draws others"
-        )
+        what = "this player draws random numbers even for the likeliest actions, and ONNX draws others"
         raise ConfigError(what, str(file), "write a .pt2, which draws those of torch, or a .safetensors")
     logging.disable(logging.WARNING)  # torch.onnx tells of packages that are not needed
     try:

@@ -1,6 +1,4 @@
-"""Small networks, policies that call them with plain tensors, and the policy of workers whose weights have a
-dtype of their own.
-"""
+"""Small networks, policies that call them with plain tensors, and workers' policies of another dtype."""
 
 from __future__ import annotations
 
@@ -12,21 +10,15 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential, skip_existing
 from torch import Tensor, nn
+from torchrl import modules
 from torchrl.envs.utils import ExplorationType, exploration_type
-from torchrl.modules import (
-    MLP,
-    OneHotCategorical,
-    QValueActor,
-    SafeProbabilisticModule,
-    SafeProbabilisticTensorDictSequential,
-)
 from torchrl.modules.distributions.utils import safetanh_noeps
 
 from rlsync.recipes.sync_settings import SyncConfig
 from rlsync.tensors.layout import dtype_named
 
 
-class MixedMLP(MLP):
+class MixedMLP(modules.MLP):
     """An MLP that computes in the dtype of its weights and returns float32."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -90,12 +82,12 @@ class PlainModule(_Plain, TensorDictModule):
             tensordict.set(key, output)
 
 
-class PlainDraw(_Plain, SafeProbabilisticModule):
+class PlainDraw(_Plain, modules.SafeProbabilisticModule):
     """Draws an action by a OneHotCategorical, with its log probability, or by a TanhNormal, without."""
 
     def act(self, tensordict: TensorDictBase) -> None:
         parameters = map(tensordict.get, self.in_keys)
-        if self.distribution_class is OneHotCategorical:
+        if self.distribution_class is modules.OneHotCategorical:
             (logits,) = parameters
             logits = logits - logits.logsumexp(-1, keepdim=True)
             probabilities = logits.softmax(-1).reshape(-1, logits.shape[-1])
@@ -114,11 +106,11 @@ class PlainSequential(_Plain, TensorDictSequential):
     """Parts that act one after the other."""
 
 
-class PlainActor(_Plain, SafeProbabilisticTensorDictSequential):
+class PlainActor(_Plain, modules.SafeProbabilisticTensorDictSequential):
     """A PlainModule and a PlainDraw."""
 
 
-class PlainQActor(_Plain, QValueActor):
+class PlainQActor(_Plain, modules.QValueActor):
     """The Q network, a PlainModule, and TorchRL's choice of the best action."""
 
 

@@ -14,13 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import (
-    NormalParamExtractor,
-    TensorDictModule,
-    TensorDictParams,
-    TensorDictSequential,
-    biased_softplus,
-)
+from tensordict import nn as tdnn
 from torch import Tensor, nn, optim
 from torch._dynamo import config as dynamo
 from torch._dynamo.utils import counters
@@ -86,14 +80,14 @@ _LAYERS: dict[type, Callable[..., Tensor]] = {
 }  # fmt: skip
 #: What holds layers, or comes after them and is part of the losses.
 _AROUND = {
-    *HOLDERS, MLP, NormalParamExtractor, ProbabilisticActor, QValueActor, QValueModule,
-    SafeProbabilisticModule, Standardized, TanhModule, TensorDictModule, TensorDictSequential, ValueOperator,
-    biased_softplus, nn.ModuleList, nn.Sequential,
+    *HOLDERS, MLP, ProbabilisticActor, QValueActor, QValueModule, SafeProbabilisticModule, Standardized,
+    TanhModule, ValueOperator, nn.ModuleList, nn.Sequential, tdnn.NormalParamExtractor, tdnn.TensorDictModule,
+    tdnn.TensorDictSequential, tdnn.biased_softplus,
 }  # fmt: skip
 
 
 def network(
-    module: nn.Module, *params: TensorDictParams, training: bool = False
+    module: nn.Module, *params: tdnn.TensorDictParams, training: bool = False
 ) -> tuple[Network, list[list[Tensor]]]:
     """What a module computes, also in ``training``, and its tensors in each of ``params``; or NotServed."""
     layers, names, clip = [], [], None
@@ -145,7 +139,7 @@ class SoftTargets(SoftUpdate):
         super().__init__(loss, tau=tau)
         self._pairs: list[list[Tensor]] = [[], []]
         for name, targets in loss.named_children():
-            if name.startswith("target_") and isinstance(targets, TensorDictParams):
+            if name.startswith("target_") and isinstance(targets, tdnn.TensorDictParams):
                 for key, trained in loss.get_submodule(name.removeprefix("target_")).items(True, True):
                     if trained.requires_grad:
                         self._pairs[0].append(targets.get(key))
@@ -309,8 +303,10 @@ class Graphs:
         shapes = [(name, tensor.shape) for name, tensor in batch.items()]
         try:
             if self.why_not is None:
-                made = self._by_graph(losses, shapes, parameters, batch, *rest)
-                return _kept(*made) if self._replays else made
+                grads, norm, found = self._by_graph(losses, shapes, parameters, batch, *rest)
+                if self._replays:  # the next replay writes to the same memory; gradients are used before
+                    norm, found = norm.clone(), {name: value.clone() for name, value in found.items()}
+                return grads, norm, found
         except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
             self.why_not = first_line(error)
             cure = "give recipe.compile=off; or install g++ and Python's headers, keep batches of one size"
@@ -333,11 +329,6 @@ class Graphs:
         if counters["stats"]["unique_graphs"] > graphs:
             raise ValueError("torch.compile did it a second time")
         return found
-
-
-def _kept(grads: Sequence[Tensor], norm: Tensor, found: Found) -> tuple[Sequence[Tensor], Tensor, Found]:
-    """What outlives the next replay, which writes to the same memory: the gradients need not."""
-    return grads, norm.clone(), {name: value.clone() for name, value in found.items()}
 
 
 #: Compiling takes about 20 seconds of a core. It saves an update 0.5 ms (dqn) to 3 (sac), on CUDA 1 to 5.

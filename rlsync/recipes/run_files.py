@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -40,7 +39,8 @@ OUTPUT = "output.txt"  #: what an agent prints
 CREW = "crew.json"  #: the name by which a resumed run finds the agents that a learner left on a cluster
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
-ROOM = ".ended.json"  #: the room that is kept for it while the run lasts, on a disk that may fill up
+#: While the run lasts: its learner's process, and the room that is kept for ENDED on a disk that may fill up.
+ROOM = ".ended.json"
 STARTED = "started"  #: a random number, by which rlsync knows the folder of a run that this user started
 PLOT = "plot.png"  #: the picture that ``rlsync plot`` draws
 TIMELINE = "timeline.png"  #: the one that ``rlsync timeline`` draws
@@ -79,8 +79,8 @@ def best_agent(run: Path) -> Path:
     return max(agents.values(), key=rank)
 
 
-def _said(description: str, default: Any = dataclasses.MISSING) -> Any:
-    return field(default=default, metadata={"description": description})
+def _said(description: str) -> Any:
+    return field(metadata={"description": description})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,43 +98,31 @@ class RunStatistics:
     publish_ms_p50: float | None = _said("median of the milliseconds for which a publish held the learner")
     publish_ms_p95: float | None = _said("95th percentile of the same")
     to_frames_ms_p50: float | None = _said(
-        "median of the milliseconds from a publish until frames of that version, or of a newer one, arrived"
+        "median milliseconds from a publish until frames of it, or newer ones, arrived"
     )
     to_frames_ms_p95: float | None = _said("95th percentile of the same")
     adoption_ms_p50: float | None = _said(
         "median of the milliseconds from a publish until a worker began its first rollout with that version; "
-        "of the versions that workers had when a batch arrived, null if the transport cannot tell",
-        default=None,  # of runs before it was measured
+        "of the versions that workers had when a batch arrived, null if the transport cannot tell"
     )
-    adoption_ms_p95: float | None = _said("95th percentile of the same", default=None)
+    adoption_ms_p95: float | None = _said("95th percentile of the same")
     lag_versions: int = _said("versions that the slowest worker was behind when the newest batch arrived")
     staleness_versions: float | None = _said("mean age of the steps that were learned from, in versions")
     learner_wait_s: float = _said("seconds that the learner waited for frames, in this life")
-    workers_wait_s: float | None = _said(
-        "seconds that all workers together waited for the learner; null if the collector cannot tell"
-    )
+    workers_wait_s: float | None = _said("seconds that all workers together waited; null if it is not known")
     dropped_rollouts: int | None = _said(
-        "rollouts dropped in this life: the ring was full, or they were too old; null if there is no ring",
-        default=None,  # of runs before it was counted
+        "rollouts dropped in this life, as too old or for lack of room; null: no ring"
     )
     outputs_held_version: int | None = _said(
         "newest version for which the outputs of all workers' policies were compared with the learner's, and "
-        "held; null if none was yet, or nothing is compared",
-        default=None,  # of runs before it was compared
+        "held; null if none was yet, or nothing is compared"
     )
-    outputs_held_time_s: float | None = _said("when that was seen, in seconds since the epoch", default=None)
-    outputs_open: str | None = _said(
-        "what the last comparison of outputs could not tell, and why; null if it told, or there was none",
-        default=None,
-    )
-    total_frames: int | None = _said("environment steps after which the run ends", default=None)
-    run_id: str = _said("the run's id, as in its receipts; empty if it is not known", default="")
-    return_mean: float | None = _said(
-        "mean return of the newest finished episodes; null before the first one", default=None
-    )
-    frames_by_worker: dict[str, int] | None = _said(  # noqa: RUF009
-        "environment steps that came from each worker, by its number, in this life", default=None
-    )
+    outputs_held_time_s: float | None = _said("when that was seen, in seconds since the epoch")
+    outputs_open: str | None = _said("what the last comparison of outputs could not tell, and why; or null")
+    total_frames: int | None = _said("environment steps after which the run ends")
+    run_id: str = _said("the run's id, as in its receipts; empty if it is not known")
+    return_mean: float | None = _said("mean return of the newest finished episodes; null before the first")
+    frames_by_worker: dict[str, int] | None = _said("environment steps of each worker in this life")  # noqa: RUF009
 
     def write(self, run: Path) -> None:
         text = json.dumps(asdict(self), indent=2) + "\n"
@@ -197,13 +185,12 @@ def statistics_schema() -> dict[str, Any]:
     }
     specs = fields(RunStatistics)
     properties = {spec.name: {"type": types[str(spec.type)], **spec.metadata} for spec in specs}
-    required = [spec.name for spec in specs if spec.default is dataclasses.MISSING]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": STATISTICS,
         "type": "object",
         "properties": properties,
-        "required": required,
+        "required": list(properties),
         "additionalProperties": False,
     }
 

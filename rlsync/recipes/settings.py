@@ -192,7 +192,7 @@ class RecipeConfig:
     #: Whether ``target_return`` is that of evaluations, where there are some.
     stops_by_evaluation: ClassVar[bool] = False
     #: Whether workers act with a policy of TorchRL's in its collectors, which serve not every device.
-    in_stock_collectors: ClassVar[bool] = False
+    in_stock_collectors: ClassVar[bool] = True
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -253,7 +253,6 @@ class PPOConfig(RecipeConfig):
 
     update_keys: ClassVar[tuple[str, ...]] = ("compile", "update_dtype")
     stops_by_evaluation: ClassVar[bool] = True
-    in_stock_collectors: ClassVar[bool] = True
 
     #: Widths of the hidden layers. Actor and critic have such layers each, and share none.
     hidden: list[int] = field(default_factory=lambda: [64, 64], metadata=bounds.WIDTHS)

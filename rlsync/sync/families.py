@@ -65,9 +65,7 @@ class _Process(ForkServerProcess):
 
 
 def let_forks_use_cuda() -> None:
-    """Before a fork server starts: what its modules ask ``torch.cuda.is_available()`` goes to the driver's
-    library. An answer of CUDA itself would keep all processes forked from the server from using CUDA.
-    """
+    """Let what a fork server imports ask whether there is CUDA, and what is forked from it use CUDA after."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 

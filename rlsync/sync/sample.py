@@ -115,9 +115,7 @@ class Sample:
         """Packed; with a reason in place of the calls if they are too large for a note."""
         bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
         if sum(map(len, bodies)) > _SAMPLE_BYTES:
-            return Sample(
-                self.asked, self.version, "its inputs and outputs are larger than a note"
-            ).to_bytes()
+            return Sample(self.asked, self.version, "inputs and outputs are larger than a note").to_bytes()
         head = {
             "asked": self.asked,
             "version": self.version,

@@ -5,20 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import forkserver
 
 import psutil
-from packaging.version import Version
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.families import let_forks_use_cuda
 
 PRELOAD = "rlsync.torchrl_plugin.forkserver_preload"  #: what the server loads; nothing else imports it
-
-#: With older ones TorchRL sends policies to spawned workers in another way than to these.
-_LOWEST_TORCH = Version("2.8")
 
 
 class Forkserver:
@@ -133,8 +128,6 @@ def _reason_against() -> str | None:
     """What speaks against the server in this process, if anything."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "this platform has no fork server"
-    if Version(version("torch")) < _LOWEST_TORCH:
-        return f"torch is older than {_LOWEST_TORCH}"
     running = _command_of_the_server()
     if running and PRELOAD not in running:
         return "a fork server runs in this process already, without TorchRL; make a Forkserver before it"

@@ -14,7 +14,7 @@ from rlsync.core.extensions import BOARD
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.processes import end_with_program
+from rlsync.sync.processes import close_with_program, end_with_program
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
@@ -230,6 +230,7 @@ class BoardScheme(WorkerScheme):
     def _serve(self, collector: Any, model_id: str) -> Served:
         found = served(collector, model_id)
         end_with_program(found.workers)
+        close_with_program(self)
         self._first_worker = found.first_worker
         return found
 

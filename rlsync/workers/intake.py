@@ -71,9 +71,7 @@ class PinnedSlots:
         error = int(torch.cuda.cudart().cudaHostRegister(first, end - first, 0))
         if error:
             self._refused = True
-            _log.warning(
-                "CUDA does not pin the slots of rollouts (error %d): copies wait for the host", error
-            )
+            _log.warning("CUDA pins no slots of rollouts (error %d): copies wait for the host", error)
         else:
             self._pinned[slot] = first
 

@@ -219,6 +219,4 @@ def _end_each(processes: Sequence[BaseProcess], how: Callable[[BaseProcess], Non
         process.join(max(0.0, deadline - time.monotonic()))
 
 
-_CURE = (
-    "look at the worker's own error above, or in the kernel's log if memory was short; then resume the run"
-)
+_CURE = "look at the worker's own error above, or in the kernel's log if memory was short; then resume"

@@ -291,6 +291,14 @@ def test_what_a_fixed_lag_or_lives_cannot_go_with_is_refused_by_its_key(
     assert "laser" in error["cure"] or key != "collector.lag"
 
 
+def test_that_a_folder_has_no_checkpoint_is_told_before_the_keys_that_its_run_would_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("empty").mkdir()
+    errors = checked(capsys, "resume=empty", "recipe.unroll_length=7")
+    assert errors[0]["what"] == "cannot resume: 'empty' holds no checkpoint"
+
+
 def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
     taken = Path("first")
     taken.mkdir()

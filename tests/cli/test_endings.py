@@ -21,7 +21,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.ending import SIGNALS, Interrupts
 from rlsync.cli.main import EXIT_UNREAD, main
-from rlsync.cli.status import Ended, ended
+from rlsync.cli.status import Ended, begin, ended, learner_in, status_of
 from rlsync.cli.train import shut_down
 from rlsync.core.errors import WorkerLost
 from rlsync.recipes import dqn, ppo
@@ -573,3 +573,27 @@ def test_a_run_that_has_no_board_yet_is_no_error(tmp_path: Path, capsys: pytest.
     code, told, said = status(tmp_path, capsys)
     assert (code, told["state"]) == (1, "no board")
     assert "the run is starting" in said
+
+
+@pytest.mark.processes
+def test_the_folder_of_a_run_that_goes_on_is_not_resumed_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner = multiprocessing.get_context("fork").Process(target=_begin_and_stay, args=(tmp_path,))
+    learner.start()
+    try:
+        assert wait_until(lambda: learner_in(tmp_path) == learner.pid, 30.0)
+        assert main(["check", f"run_dir={tmp_path}"]) == 2
+        assert capsys.readouterr().out.startswith(f"pid {learner.pid} trains in '{tmp_path}'")
+        assert status_of(tmp_path).told.startswith(f"pid {learner.pid} trains: the run is starting, or")
+        assert status_of(tmp_path).healthy
+    finally:
+        learner.kill()
+        learner.join()
+    assert main(["check", f"run_dir={tmp_path}"]) == 0
+    assert status_of(tmp_path).state == "killed"
+
+
+def _begin_and_stay(folder: Path) -> None:
+    begin(folder)
+    time.sleep(600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 import tempfile
 import textwrap
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -184,6 +185,54 @@ def test_an_installed_recipe_whose_module_raises_harms_only_itself(
     assert "importing a recipe raised ValueError: no such setting" in printed
     assert "where  recipe 'hasty', at hasty:RECIPE" in printed
     assert "python -c 'import hasty' shows the line" in printed
+
+
+SETTINGS = """
+from dataclasses import dataclass
+from torch import Tensor
+from rlsync.recipes import parts
+from rlsync.recipes.settings import RecipeConfig
+
+@dataclass
+class MineConfig(RecipeConfig):
+    name: str = "mine"
+    key: {0}
+
+RECIPE = parts.Recipe("mine", MineConfig, None, None, None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "what", "where"),
+    [
+        ("float = 'many'", "no config can be made of them: Value 'many' of type 'str' ", "mine.MineConfig"),
+        (
+            "Tensor = None",
+            "no config can be made of them: Unexpected type annotation: Tensor",
+            "mine.MineConfig",
+        ),
+        ("float = 1.0", "the recipe has no file mine/configs/recipe/mine.yaml", "mine = mine:RECIPE"),
+    ],
+)
+def test_an_installed_recipe_that_cannot_be_chosen_is_named_and_harms_only_itself(
+    key: str,
+    what: str,
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    as_installed(tmp_path, "mine", f"[{RECIPES}]\nmine = mine:RECIPE\n")
+    (tmp_path / "mine.py").write_text(SETTINGS.format(key))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert main(["check", "recipe=ppo"]) == 0
+    capsys.readouterr()
+    assert main(["check", "recipe=mine"]) == 2
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(what)
+    assert where in said[1]
+    assert said[3:] == ["", "1 error"]
 
 
 def test_the_name_of_a_shipped_recipe_cannot_be_taken_over(

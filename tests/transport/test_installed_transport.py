@@ -77,6 +77,33 @@ def test_workers_of_a_recipe_act_with_what_a_transport_of_a_package_brings(
     assert re.search(r"^stopped: total_frames collected  frames 4\d\d .*  version 4 ", told, re.M), told
 
 
+TELLING = """
+from rlsync.transport.board import BoardWriter
+
+class Telling(BoardWriter):
+    def close(self):
+        print("closed", flush=True)
+        super().close()
+"""
+LOOP = """
+from torchrl.collectors import MultiSyncCollector
+from rlsync import BoardScheme
+from tests.tools.parts import make_small_canary, make_workers
+
+scheme = BoardScheme(transport="telling")
+collector = make_workers(MultiSyncCollector, make_small_canary(), schemes={"policy": scheme})
+print(len(next(iter(collector))))
+"""
+
+
+@pytest.mark.processes
+def test_a_transport_is_closed_at_the_end_of_a_program_that_shut_nothing_down(tmp_path: Path) -> None:
+    (tmp_path / "telling.py").write_text(TELLING)
+    (tmp_path / "loop.py").write_text(LOOP)
+    as_installed(tmp_path, "telling", "[rlsync.transports]\ntelling = telling:Telling\n")
+    assert run(tmp_path, tmp_path, str(tmp_path / "loop.py")).splitlines()[-1] == "closed"
+
+
 def test_a_transport_without_a_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(
         ConfigError, match=r"no transport is named 'bord'\n  where  .*\n  cure   did you mean 'board'"

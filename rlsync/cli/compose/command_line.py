@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import hydra
@@ -32,6 +33,7 @@ class CommandLine:
     flag_words: tuple[str, ...] = ()  # Hydra's flags as they were written
     config_dir: Path | None = None  # what --config-dir names
     errors: tuple[ConfigError, ...] = ()  # what could not be read, and is in no job
+    unusable: Mapping[str, ConfigError] = field(default_factory=dict)  # recipes that cannot be had
     trusted: bool = False  # whether unchecked checkpoints, and code of a run folder, are loaded
 
     @property
@@ -72,11 +74,10 @@ def read(arguments: list[str]) -> CommandLine:
         words = [str(o.input_line) for o in overrides]
         sweeps = flags.multirun or _SWEEP in words
         jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
-    chosen = {word.partition("=")[2] for job in jobs for word in job if word.startswith("recipe=")}
-    errors += [error for name, error in unusable.items() if name in chosen]
     flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
     all_jobs = tuple(map(tuple, jobs))
-    return CommandLine(tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors), flags.trust)
+    line = CommandLine(tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors))
+    return replace(line, unusable=unusable, trusted=flags.trust)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
-from rlsync.recipes.run_files import AGENTS, RESOLVED
+from rlsync.recipes.run_files import AGENTS, CHECKPOINT, RESOLVED
 from rlsync.recipes.settings import BFLOAT16, Config, EnvConfig, RenderedConfig
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
@@ -53,9 +53,9 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
     groups = own_hydra.group_names()
     options = [o for o in overrides if key_of(o) in groups]
     errors = [
-        error
+        e
         for o in options
-        for error in refusals.of_option(o, own_hydra.options(key_of(o), line.config_name, hydras))
+        for e in refusals.of_option(o, own_hydra.options(key_of(o), line.config_name, hydras), line.unusable)
     ]
     if errors:  # what the keys are is not known
         return None, errors
@@ -63,6 +63,9 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
     used = [*hydras, *(str(o.input_line) for o in decide)]
     try:
         config, choices = _composed(line, used)
+        folder = Path(str(OmegaConf.select(config, "resume") or "."))
+        if config.get("resume") and checkpoint_at(folder) is None and file_before(folder) is None:
+            errors.append(nothing_in(str(folder)))  # and the keys of the run's recipe are not known
         added = _added(line, overrides, config, choices, hydras)
         if added:
             used += added
@@ -210,6 +213,13 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
             last[group] = {name: had[group][name] for name in kept}
     own_hydra.store(BEFORE, BEFORE, OmegaConf.create(last), package="_global_")
     return [*words, f"+{BEFORE}={BEFORE}"]
+
+
+def nothing_in(folder: str) -> ConfigError:
+    """The error for a folder without a checkpoint, which a run cannot resume."""
+    said = "holds no checkpoint" if Path(folder).is_dir() else "does not exist"
+    cure = f"give a run folder that has a {CHECKPOINT}/ in it, or the checkpoint folder itself"
+    return ConfigError(f"cannot resume: {folder!r} {said}", f"resume={folder}", cure)
 
 
 def file_before(folder: Path) -> Path | None:

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlsync.cli.compose import refusals
 from rlsync.cli.compose.shipped import config_dir, look_beside
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes import registry, settings
 
 CONFIG_NAME = "train"
@@ -72,9 +72,15 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     found, failed = {}, {}
     for file, (name, at) in wanted.items():
         try:
-            found[name] = registry.recipe_named(name, at=at).settings
+            kind: type = registry.recipe_named(name, at=at).settings
+            _of_type(kind)
+            found[name] = kind
         except ConfigError as error:
             failed[file] = error
+        except OmegaConfBaseException as error:
+            where = f"recipe {name!r}, settings {kind.__module__}.{kind.__qualname__}"
+            cure = "give each key a type that Hydra knows and a default of that type"
+            failed[file] = ConfigError(f"no config can be made of them: {first_line(error)}", where, cure)
     stored = _stored(tuple(found.items()))
     _nodes.clear()  # also of what a resumed run brought in
     _nodes.update(_copied(stored))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from rlsync.cli.compose.shipped import ENV, RECIPE
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.path import did_you_mean
+from rlsync.recipes import registry
 
 SEE_ALL = "rlsync train --cfg job prints all keys"
 
@@ -54,15 +55,24 @@ def key_of(override: Override) -> str:
     return str(override.key_or_group)
 
 
-def of_option(override: Override, offered: list[str]) -> Iterator[ConfigError]:
-    """What is wrong with an override that chooses an option of a group; Hydra ignores some of it."""
-    group, option, line = key_of(override), override.value(), str(override.input_line)
+def of_option(
+    override: Override, offered: list[str], bad: Mapping[str, ConfigError]
+) -> Iterator[ConfigError]:
+    """What is wrong with an override that chooses an option, or a ``bad`` recipe; Hydra ignores some."""
+    group, option, line = key_of(override), str(override.value()), str(override.input_line)
     if override.is_delete():
         if group == RECIPE:
             yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
+    elif group == RECIPE and option in bad:
+        yield bad[option]
+    elif group == RECIPE and option not in offered and (point := registry.installed().get(option)):
+        module = point.module.partition(".")[0]
+        cure = f"add it beside {module}/__init__.py, where the package ships it too"
+        where = f"the entry point {option} = {point.value}"
+        yield ConfigError(f"the recipe has no file {module}/configs/recipe/{option}.yaml", where, cure)
     elif option not in offered:
         by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
-        cure = f"{did_you_mean(nearest(str(option), offered))}{by_key}{group} is one of {', '.join(offered)}"
+        cure = f"{did_you_mean(nearest(option, offered))}{by_key}{group} is one of {', '.join(offered)}"
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
         yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")

@@ -175,6 +175,7 @@ class ImpalaConfig(RecipeConfig):
     #: Not compile: beside channels-last convolutions it gains nothing (shallow torso, T=20, B=8, one thread:
     #: 245 ms an update, 241 without, medians of 16 by turns).
     update_keys: ClassVar[tuple[str, ...]] = ("update_dtype",)
+    in_stock_collectors: ClassVar[bool] = False
 
     #: The recipe. recipe=... on the command line sets it together with its keys.
     name: str = "impala"
@@ -204,7 +205,7 @@ class ImpalaConfig(RecipeConfig):
     max_restarts: int = bounds.not_below_zero(5)
     #: adam or rmsprop. The paper has rmsprop; adam needs no tuning on CartPole.
     optimizer: str = bounds.kept(
-        bounds.one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer"
+        bounds.one_of("adam", "rmsprop"), "the checkpoint has that optimizer's state"
     )
     #: RMSProp's alpha: the decay of its running mean of squared gradients.
     rms_alpha: float = bounds.in_optimizer(bounds.fraction(0.99), "alpha", optimizer="RMSprop")

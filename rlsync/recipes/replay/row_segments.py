@@ -208,12 +208,8 @@ class RowSegments(TensorStorageCheckpointer):
                     raise unwritten(into, error) from error
                 if error.errno != errno.EXDEV and not self._has_warned:
                     self._has_warned = True
-                    what = (
-                        "the replay buffer's rows are written to disk again, in full: files cannot be linked"
-                    )
-                    cure = (
-                        "give a run_dir on a file system with hard links, or recipe.buffer_checkpointed=false"
-                    )
+                    what = "the replay buffer's rows are written again, in full: files cannot be linked"
+                    cure = "give a run_dir on a disk with hard links, or recipe.buffer_checkpointed=false"
                     warn(RlsyncWarning(f"{what} ({error.strerror})", str(into.parent), cure))
         return False
 

@@ -31,9 +31,7 @@ class PaceConfig:
     #: is done after later ones. null: no limit.
     burst: int | None = bounds.above_zero(None)
     #: Frames that are collected, by random actions, before the first update.
-    prefill: int = bounds.kept(
-        bounds.not_below_zero(1_000), "the pace is counted from the end of the prefill"
-    )
+    prefill: int = bounds.kept(bounds.not_below_zero(1_000), "the pace counts from the end of the prefill")
 
     def pace(self) -> Pace:
         return Pace(self.ratio, self.burst, self.prefill)
@@ -59,7 +57,6 @@ class ReplayConfig(RecipeConfig):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     stops_by_evaluation: ClassVar[bool] = True
-    in_stock_collectors: ClassVar[bool] = True
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return self.pace.pace().due(frames, updates)

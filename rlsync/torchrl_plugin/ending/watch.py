@@ -147,9 +147,7 @@ class Watch:
         if not named:
             return None
         return AdoptionTimeout(
-            "; ".join(
-                f"{worker} has not begun a rollout for {self._silence.timeout_s:g} s" for worker in named
-            ),
+            "; ".join(f"{it} has not begun a rollout for {self._silence.timeout_s:g} s" for it in named),
             f"waiting for frames; silent_timeout_s={self._silence.timeout_s:g}",
             "find out what stopped it, or where it hangs (py-spy dump --pid PID); if its rollouts take that "
             "long, give a longer silent_timeout_s to WatchWorkers or to the BoardScheme",

@@ -81,9 +81,7 @@ class BoardSlots:
         """Begin with slots of another layout, the first ones touched; PublishError: too many are leased."""
         self.retire()
         if self._free_line_count() < FIRST_SLOTS:
-            raise PublishError(
-                f"all {fmt.MAX_SLOTS} slots are leased", "lay_out", "let the workers adopt first"
-            )
+            raise PublishError(f"all {fmt.MAX_SLOTS} slots are leased", "lay_out", "let workers adopt first")
         if self._now is not None:
             self._retiring.append(self._now)
             self.retire()

@@ -53,7 +53,8 @@ class ReplayMix:
         replay = UnrollReplay(1_000_000)
         mixes = [ReplayMix(replay, replay_ratio=7, agent=number) for number in range(len(agents))]
 
-    Each agent has its own network, optimizer, loss and ratio, and draws from the unrolls of all agents.
+    Each agent has its own network, optimizer, loss and ratio, and draws from the unrolls of all agents. The
+    recurrent state of another agent's unroll, which another network made, is zeroed.
     Environments, the length of unrolls and the keys must be the same.
 
     Args:
@@ -61,8 +62,6 @@ class ReplayMix:
         replay_ratio: replayed unrolls for each online one, zero or more.
         min_steps: how many steps the replay must hold before it is drawn from.
         agent: the number of the agent.
-        foreign_state: what to do with the recurrent state of other agents' unrolls: ``"zero"`` it, because
-            another network made it; or ``"keep"`` it, for agents whose networks hardly differ.
 
     Raises:
         ConfigError: an option is out of its range, or a batch does not fit the replay.
@@ -90,21 +89,16 @@ class ReplayMix:
         *,
         min_steps: int = 1,
         agent: int = 0,
-        foreign_state: str = "zero",
     ) -> None:
         if not 0 <= replay_ratio < math.inf:
             what = f"the replay ratio cannot be {replay_ratio!r}"
             raise ConfigError(what, "replay_ratio", "give zero or more")
-        if foreign_state not in ("zero", "keep"):
-            what = f"foreign_state cannot be {foreign_state!r}"
-            raise ConfigError(what, "foreign_state", "give 'zero' or 'keep'")
         if not 1 <= min_steps <= replay.capacity_steps:
             what = f"a replay of {replay.capacity_steps} steps never holds {min_steps}"
             raise ConfigError(what, "min_steps", "give a number from 1 to the capacity")
         self.replay = replay
         self.agent = agent
         self.min_steps = min_steps
-        self.foreign_state = foreign_state
         self.last = MixCounts()
         self.total = MixCounts()
         self.taught: Counter[int] = Counter()  #: unrolls that were learned from, by the agent that made them
@@ -160,6 +154,6 @@ class ReplayMix:
             return None
         self._replayed += owed
         drawn = self.replay.draw(owed)
-        if self.foreign_state == "zero" and keys.RECURRENT_STATE in drawn.batch:
+        if keys.RECURRENT_STATE in drawn.batch:
             drawn.batch.get(keys.RECURRENT_STATE)[drawn.agent != self.agent] = 0
         return drawn

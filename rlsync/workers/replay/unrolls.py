@@ -56,8 +56,6 @@ class UnrollReplay:
             to one unroll.
         path: a folder in which a new folder for the files is made; it is deleted with the replay. None holds
             the unrolls in memory.
-        final_capacity: how many final observations are held; by default one for each unroll, and at least
-            as many as an unroll has steps.
         seed: of the draws.
         records: what the player records under names that :mod:`rlsync.workers.frames` does not list:
             ``player.records``.
@@ -85,14 +83,12 @@ class UnrollReplay:
         capacity_steps: int,
         *,
         path: str | Path | None = None,
-        final_capacity: int | None = None,
         seed: int = 0,
         records: Sequence[Record] = (),
     ) -> None:
         self.capacity_steps = capacity_steps
         self.records = tuple(records)
         self.generator = torch.Generator().manual_seed(seed)
-        self._final_capacity = final_capacity
         self._folder: Path | None = None
         if path is not None:
             Path(path).mkdir(parents=True, exist_ok=True)
@@ -202,10 +198,9 @@ class UnrollReplay:
         if capacity < 1:
             what = f"a replay of {self.capacity_steps} steps has no room for an unroll of {length}"
             raise ConfigError(what, "UnrollReplay(capacity_steps=...)", f"give {length} or more")
-        final_capacity = capacity if self._final_capacity is None else self._final_capacity
         self._form = form
         self._unrolls = RowStore(capacity, self._folder and self._folder / "unrolls")
-        self._finals = RowStore(max(final_capacity, length), self._folder and self._folder / "finals")
+        self._finals = RowStore(max(capacity, length), self._folder and self._folder / "finals")
 
     def _evict(self) -> None:
         before, self._first = self._first, max(self._first, self._unrolls.written - self._unrolls.capacity)
