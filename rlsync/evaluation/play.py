@@ -227,9 +227,7 @@ def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
 
 def _nothing_to_see(spec: EnvSpec, why: str, leave_out: str) -> ConfigError:
     name = spec.id if isinstance(spec, GymnasiumEnvs) else str(spec)
-    cure = (
-        "let it take render_mode=rgb_array, install what it renders with (pip install 'rlsync[video]'), or "
-    )
+    cure = "let it take render_mode=rgb_array and install what it needs (pip install 'rlsync[video]'), or "
     cure += f"leave the video out: {leave_out}"
     return ConfigError(f"{name} cannot be filmed: {why}", "its render mode rgb_array", cure)
 

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import signal
-from dataclasses import MISSING, astuple, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,8 @@ def test_the_best_agent_has_the_best_evaluation_else_the_best_return(tmp_path: P
     for number, mean in means.items():
         (tmp_path / "agents" / str(number)).mkdir(parents=True)
         (tmp_path / "agents" / str(number) / "config.yaml").touch()
-        facts: dict[str, Any] = dict.fromkeys(
-            (f.name for f in fields(RunStatistics) if f.default is MISSING), 0
-        )
-        RunStatistics(**facts, return_mean=mean).write(tmp_path / "agents" / str(number))
+        facts: dict[str, Any] = dict.fromkeys((f.name for f in fields(RunStatistics)), 0)
+        RunStatistics(**facts | {"return_mean": mean}).write(tmp_path / "agents" / str(number))
     assert list(agents_in(tmp_path)) == [2, 3, 10]
     assert best_agent(tmp_path).name == "3"
     header = ",".join(f.name for f in fields(Evaluated))

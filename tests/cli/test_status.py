@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import jsonschema
@@ -125,25 +125,22 @@ def test_statistics_that_cannot_be_read_are_told(tmp_path: Path, capsys: pytest.
 
 
 def statistics_after(seconds: float, frames: int, by_worker: dict[str, int]) -> RunStatistics:
-    unknown = dict.fromkeys(
-        ("publish_ms_p50", "publish_ms_p95", "to_frames_ms_p50", "to_frames_ms_p95", "staleness_versions")
-    )
-    return RunStatistics(
-        frames=frames,
-        updates=frames // 2,
-        updates_per_frame=0.5,
-        seconds=seconds,
-        frames_per_s=frames / seconds,
-        updates_per_s=0.0,
-        version=3,
-        published_bytes=0,
-        lag_versions=1,
-        learner_wait_s=0.0,
-        workers_wait_s=None,
-        total_frames=1000,
-        frames_by_worker=by_worker,
-        **unknown,
-    )
+    known = {
+        "frames": frames,
+        "updates": frames // 2,
+        "updates_per_frame": 0.5,
+        "seconds": seconds,
+        "frames_per_s": frames / seconds,
+        "updates_per_s": 0.0,
+        "version": 3,
+        "published_bytes": 0,
+        "lag_versions": 1,
+        "learner_wait_s": 0.0,
+        "total_frames": 1000,
+        "run_id": "",
+        "frames_by_worker": by_worker,
+    }
+    return RunStatistics(**dict.fromkeys(spec.name for spec in fields(RunStatistics)) | known)
 
 
 def test_status_says_when_the_outputs_of_the_workers_last_held() -> None:

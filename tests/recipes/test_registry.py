@@ -205,10 +205,14 @@ RECIPE = parts.Recipe("mine", MineConfig, None, None, None)
 @pytest.mark.parametrize(
     ("key", "what", "where"),
     [
-        ("float = 'many'", "no config can be made of them: Value 'many' of type 'str' ", "mine.MineConfig"),
+        (
+            "float = 'many'",
+            "settings that Hydra does not take: Value 'many' of type 'str' ",
+            "mine.MineConfig",
+        ),
         (
             "Tensor = None",
-            "no config can be made of them: Unexpected type annotation: Tensor",
+            "settings that Hydra does not take: Unexpected type annotation: Tensor",
             "mine.MineConfig",
         ),
         ("float = 1.0", "the recipe has no file mine/configs/recipe/mine.yaml", "mine = mine:RECIPE"),

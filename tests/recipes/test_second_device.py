@@ -52,9 +52,8 @@ def told(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize(
-    "recipe", ["impala", "sac", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ppo", "dqn"))]
-)
+@pytest.mark.parametrize("recipe", ["sac", "impala", "ppo", "dqn"])
+@pytest.mark.one_case
 def test_a_recipe_learns_on_the_learners_device_and_its_checkpoint_plays_on_the_cpu(
     recipe: str, tmp_path: Path
 ) -> None:

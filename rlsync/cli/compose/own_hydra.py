@@ -78,9 +78,9 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
         except ConfigError as error:
             failed[file] = error
         except OmegaConfBaseException as error:
-            where = f"recipe {name!r}, settings {kind.__module__}.{kind.__qualname__}"
+            where = f"recipe {name!r}, {kind.__module__}.{kind.__qualname__}"
             cure = "give each key a type that Hydra knows and a default of that type"
-            failed[file] = ConfigError(f"no config can be made of them: {first_line(error)}", where, cure)
+            failed[file] = ConfigError(f"settings that Hydra does not take: {first_line(error)}", where, cure)
     stored = _stored(tuple(found.items()))
     _nodes.clear()  # also of what a resumed run brought in
     _nodes.update(_copied(stored))
