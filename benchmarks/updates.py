@@ -16,88 +16,25 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from tensordict import TensorDict
-from torch import optim
-from torchrl.data import Bounded, OneHot
-from torchrl.trainers import TargetNetUpdaterHook, Trainer
+from torchrl.trainers import Trainer
 
-from rlsync.recipes import dqn, ppo, pure, sac, td3
-from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.sac import SACConfig
-from rlsync.recipes.settings import PPOConfig
-from rlsync.recipes.spaces import Spaces
-from rlsync.recipes.td3 import TD3Config
+from rlsync.recipes.pure import Graphs, PureStepper
+from tests.recipes.test_pure import UPDATES, Drawn
 
 FEATURES, ACTIONS, WARM_UP = 17, 6, 20
 
 
-def made(loss: Any, target: Any = None, **parts: Any) -> Trainer:
-    trainer = Trainer(
-        collector=None, total_frames=1, frame_skip=1, optim_steps_per_batch=1, loss_module=loss,
-        clip_norm=10.0, progress_bar=False, **parts,
-    )  # fmt: skip
-    if target is not None:
-        trainer.register_op("post_optim", TargetNetUpdaterHook(target))
-    return trainer
-
-
-def learner(name: str, hidden: int, device: torch.device) -> tuple[Trainer, Callable[[], pure.Update]]:
-    """A trainer without workers, and its update as functions of tensors."""
-    torch.manual_seed(0)
-    discrete = name in ("dqn", "ppo")
-    spaces = Spaces(FEATURES, ACTIONS, OneHot(ACTIONS) if discrete else Bounded(-1, 1, (ACTIONS,)), None)
-    sizes = {"hidden": [hidden, hidden]}
-    if name == "ppo":
-        loss = ppo.make_loss(PPOConfig(**sizes), spaces, device)
-        trainer = made(loss, optimizer=optim.Adam(loss.parameters(), lr=3e-4, eps=1e-5, fused=True))
-        return trainer, lambda: ppo.pure_update(loss, trainer.optimizer)
-    if name == "dqn":
-        settings = DQNConfig(**sizes)
-        loss = dqn.make_loss(settings, spaces, dqn.make_policy(settings, spaces)[0]).to(device)
-        target = dqn.CopyEvery(loss, value_network_update_interval=500)
-        trainer = made(loss, target, optimizer=optim.Adam(loss.parameters(), lr=3e-4, fused=True))
-        return trainer, lambda: dqn.pure_update(loss, trainer.optimizer)
-    if name == "sac":
-        settings = SACConfig(**sizes)
-        loss = sac.make_loss(settings, spaces, device)
-        trainer = made(loss, pure.SoftTargets(loss, tau=0.005), optimizer=sac.make_optimizer(settings, loss))
-        return trainer, lambda: sac.pure_update(loss, trainer.optimizer)
-    settings = TD3Config(**sizes)
-    loss = td3.make_loss(settings, spaces, device)
-    target = pure.SoftTargets(loss, tau=0.005)
-    stepper = td3.make_stepper(settings, loss, target)
-    trainer = made(loss, target_net_updater=target, optimization_stepper=stepper)
-    return trainer, lambda: td3.pure_update(loss, stepper)
-
-
-def batch_for(name: str, rows: int, device: torch.device) -> TensorDict:
-    ends = torch.rand(rows, 1) < 0.1
-    action = torch.rand(rows, ACTIONS) * 2 - 1
-    if name in ("dqn", "ppo"):
-        action = torch.eye(ACTIONS, dtype=torch.int64)[action.argmax(-1)]
-    batch: dict[str, Any] = {
-        "observation": torch.randn(rows, FEATURES),
-        "action": action,
-        "next": {
-            "observation": torch.randn(rows, FEATURES),
-            "reward": torch.randn(rows, 1),
-            "terminated": ends,
-            "truncated": torch.zeros_like(ends),
-            "done": ends,
-        },
-    }
-    if name == "ppo":
-        batch |= {
-            "action_log_prob": -torch.rand(rows),
-            "advantage": torch.randn(rows, 1),
-            "value_target": torch.randn(rows, 1),
-        }
-    return TensorDict(batch, [rows]).to(device)
+def learner(recipe: str, hidden: int, rows: int, device: torch.device) -> Drawn:
+    """The recipe's loss, optimizers and targets, and a batch for them, of sizes that are given."""
+    given = Drawn(recipe, 0, torch.float32, str(device), copies_every=500)
+    given.features, given.actions, given.rows, given.low, given.high = FEATURES, ACTIONS, rows, -1.0, 1.0
+    given.weighed = given.steps = False
+    given.keys = {"hidden": [hidden, hidden]}
+    return given
 
 
 def main() -> None:
@@ -112,21 +49,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(options.device)
-    ready = torch.get_device_module(device).synchronize if device.type != "cpu" else lambda: None
-    name = (
-        platform.processor()
-        if device.type == "cpu"
-        else torch.get_device_module(device).get_device_name(device)
-    )
+    ready, name = (lambda: None), platform.processor()
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        ready, name = module.synchronize, module.get_device_name(device)
     rows = []
     for recipe in options.recipes:
-        batch = batch_for(recipe, options.rows, device)
-        ways: dict[str, tuple[Trainer, pure.PureStepper | None]] = {}
+        given = learner(recipe, options.hidden, options.rows, device)
+        batch = given.batch(0)
+        ways: dict[str, tuple[Trainer, PureStepper | None]] = {}
         for way in ("torchrl", "eager", "compiled"):
-            trainer, update = learner(recipe, options.hidden, device)
-            stepper = None
+            trainer, stepper = given.trainer(), None
             if way != "torchrl":
-                stepper = pure.PureStepper(update, pure.Graphs(device) if way == "compiled" else None)
+                graphs = Graphs(device) if way == "compiled" else None
+                stepper = PureStepper(partial(UPDATES[recipe], trainer), graphs)
                 stepper.register(trainer)
             ways[way] = trainer, stepper
         times: dict[str, list[float]] = {way: [] for way in ways}

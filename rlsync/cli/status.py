@@ -21,7 +21,7 @@ from rlsync.cli.main import parser_of
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
 from rlsync.core.whole_file import record_in
 from rlsync.recipes import run_files as files
-from rlsync.transport.board.format import EVALUATOR, BoardWatch
+from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress
@@ -240,7 +240,7 @@ def learner_in(run: Path) -> int | None:
         said = json.loads((run / files.ROOM).read_bytes().partition(b"\n")[0])
         process = psutil.Process(said["pid"])
         # A process's number is given again, also that of one that has just begun.
-        if abs(process.create_time() - said["began_s"]) < 1 and process.status() != psutil.STATUS_ZOMBIE:
+        if abs(process.create_time() - said["began_s"]) < 1 and process_state(process.pid) != "dead":
             return process.pid
     return None
 

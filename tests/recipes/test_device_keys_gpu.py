@@ -1,4 +1,4 @@
-"""Recipes and the actor-learner on CUDA. Nobody has run these tests yet: see docs/reliability.md."""
+"""Recipes and the actor-learner on CUDA."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.tools.programs import fresh_python
+from tests.torchrl_plugin.test_devices import ends_well
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
 ]
 
-ROOT = Path(__file__).parents[2]
 PPO = (
     *("~tuned", "recipe.total_frames=1024", "collector.frames_per_batch=256"),
     *("recipe.batch_size=64", "logger=none"),
@@ -73,5 +73,4 @@ def test_rlsync_eval_plays_on_cuda(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", ["slots_are_pinned", "batches_are_whole", "graphs_replay_updates"])
 def test_rollouts_reach_cuda_whole_and_a_graph_replays_an_update(program: str) -> None:
-    done = fresh_python("-m", "tests.tools.device_programs", program, "cuda", cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
+    ends_well(program, "cuda")

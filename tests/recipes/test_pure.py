@@ -59,6 +59,7 @@ class Drawn:
     seed: int
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
+    copies_every: int = 5  #: updates after which dqn copies its target
 
     def __post_init__(self) -> None:
         draw = random.Random(self.seed)
@@ -103,7 +104,7 @@ class Drawn:
         if self.name == "ppo":
             return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5, fused=True))
         if self.name == "dqn":
-            target = dqn.CopyEvery(loss, value_network_update_interval=5)
+            target = dqn.CopyEvery(loss, value_network_update_interval=self.copies_every)
         elif self.name != "crossq":
             target = pure.SoftTargets(loss, tau=0.1)
         if self.name == "td3":

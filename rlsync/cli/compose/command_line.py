@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hydra
@@ -76,8 +76,8 @@ def read(arguments: list[str]) -> CommandLine:
         jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
     flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
     all_jobs = tuple(map(tuple, jobs))
-    line = CommandLine(tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors))
-    return replace(line, unusable=unusable, trusted=flags.trust)
+    found = (tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors))
+    return CommandLine(*found, unusable, flags.trust)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +53,19 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
     hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
     groups = own_hydra.group_names()
     options = [o for o in overrides if key_of(o) in groups]
-    errors = [
-        e
-        for o in options
-        for e in refusals.of_option(o, own_hydra.options(key_of(o), line.config_name, hydras), line.unusable)
-    ]
+    offered = partial(own_hydra.options, config_name=line.config_name, own=hydras)
+    errors = [e for o in options for e in refusals.of_option(o, offered(key_of(o)), line.unusable)]
     if errors:  # what the keys are is not known
         return None, errors
     decide = [*options, *(o for o in overrides if key_of(o) == "resume")]
     used = [*hydras, *(str(o.input_line) for o in decide)]
     try:
         config, choices = _composed(line, used)
-        folder = Path(str(OmegaConf.select(config, "resume") or "."))
-        if config.get("resume") and checkpoint_at(folder) is None and file_before(folder) is None:
-            errors.append(nothing_in(str(folder)))  # and the keys of the run's recipe are not known
-        added = _added(line, overrides, config, choices, hydras)
+        resume = OmegaConf.select(config, "resume")
+        before = None if resume is None else file_before(Path(str(resume)))
+        if resume and before is None and checkpoint_at(Path(str(resume))) is None:
+            errors.append(nothing_in(str(resume)))  # and the keys of the run's recipe are not known
+        added = _added(line, overrides, config, choices, hydras, before)
         if added:
             used += added
             config, choices = _composed(line, used)
@@ -111,11 +110,14 @@ def _typed(config: DictConfig) -> Config:
 
 
 def _added(
-    line: CommandLine, overrides: list[Override], base: DictConfig, choices: Choices, hydras: list[str]
+    line: CommandLine,
+    overrides: list[Override],
+    base: DictConfig,
+    choices: Choices,
+    hydras: list[str],
+    file: Path | None,
 ) -> list[str]:
-    """The overrides that bring in the run that is resumed, or else the settings that fit the environment."""
-    resume = OmegaConf.select(base, "resume")
-    file = None if resume is None else file_before(Path(str(resume)))
+    """The overrides that bring in the run resumed, whose config is ``file``, or else what fits the env."""
     if file is not None:
         before = written(file, trusted=line.trusted, config_dir=line.config_dir)
         replaced = {key_of(word) for word in overrides}
