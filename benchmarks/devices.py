@@ -25,7 +25,6 @@ import torch
 from torch import nn
 
 from rlsync.core.ledger import Stamp
-from rlsync.tensors.device import pinned
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
@@ -51,7 +50,7 @@ def median_s(call: Callable[[], object], ready: Callable[[], object]) -> float:
 
 def limits_gb_s(size_bytes: int, device: torch.device, ready: Callable[[], object]) -> dict[str, float]:
     there, again = (torch.zeros(size_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    locked = pinned(size_bytes)
+    locked = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     here, host = (torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(2))
 
     def copied(into: torch.Tensor, of: torch.Tensor) -> float:

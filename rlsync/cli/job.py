@@ -133,7 +133,7 @@ def require_free_folder(job: Job) -> None:
 
 
 class ManyErrors(ConfigError):
-    """Several errors at once, three lines each."""
+    """Several errors at once, three lines each, with a blank line between them."""
 
     def __init__(self, errors: Sequence[RlsyncError]) -> None:
         first = errors[0]
@@ -141,7 +141,7 @@ class ManyErrors(ConfigError):
         self.errors = errors
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.errors))
+        return "\n\n".join(map(str, self.errors))
 
 
 def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:

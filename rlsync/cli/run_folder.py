@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from rlsync.cli.trust import config_in
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
-from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, SCALARS, STALENESS
+from rlsync.recipes.run_files import EVALUATIONS, METRICS, NAME_IT, RECEIPTS, RESOLVED, SCALARS, STALENESS
 
 Numbers = NDArray[np.float64]
 
@@ -110,11 +110,10 @@ class RunFolder:
 
 def _no_run(path: Path) -> ConfigError:
     runs = sorted(str(file.parent) for file in path.glob(f"*/{RESOLVED}")) if path.is_dir() else []
-    cure = "name the folder that rlsync train printed as 'run'"
     return ConfigError(
         f"{path} is not the folder of a run: " + (f"it has no {RESOLVED}" if path.is_dir() else "no folder"),
         "the command line",
-        f"it holds runs, name these: {' '.join(runs)}" if runs else cure,
+        f"it holds runs, name these: {' '.join(runs)}" if runs else NAME_IT,
     )
 
 

@@ -177,11 +177,15 @@ def _state_of(run: Path) -> RunStatus:
     if cluster is not None:
         return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
     if learner is not None:
-        why = "the run is starting, or its workers read no board, and the learner alone can ask them"
+        numbers, why = (
+            files.statistics_in(run),
+            "its workers read no board, so the learner alone can ask them",
+        )
+        why = why if numbers is not None and numbers.frames else f"the run is starting, or {why}"
         return RunStatus(RUNNING, f"pid {learner} trains: {why}")
     if not (run / files.RESOLVED).is_file():
         what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
-        raise ConfigError(what, "rlsync status", "name the folder that rlsync train printed as 'run'")
+        raise ConfigError(what, "rlsync status", files.NAME_IT)
     since = at((run / files.RESOLVED).stat().st_mtime)
     why = "the run is starting, or was killed while it started"
     return RunStatus(NO_BOARD, f"no board, since {since}: {why}")

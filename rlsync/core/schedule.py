@@ -202,7 +202,7 @@ def named(worker: int) -> str:
 
 
 def lives_in(file: Path) -> list[Life]:
-    """The lives of the run that wrote this schedule, in a row; ConfigError: it is unreadable or empty."""
+    """The lives of the run that wrote this schedule, in a row; ConfigError: unreadable, or no rollouts."""
     lives: list[Life] = []
     names: Sequence[str] = ()
     for block in _blocks(file):
@@ -234,8 +234,9 @@ def lives_in(file: Path) -> list[Life]:
                 prints = struct.unpack_from(f"<{count}Q", block, at)
                 lives[-1].digests[version] = dict(zip(names, prints, strict=True))
                 at += 8 * count
-    if not lives:
-        raise ConfigError("the schedule is empty", str(file), "let the run begin first")
+    if not any(life.rollouts for life in lives):
+        cure = "let it run until it has written a block, or to its end"
+        raise ConfigError("the schedule has no rollouts yet", str(file), cure)
     return lives
 
 

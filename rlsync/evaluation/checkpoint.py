@@ -67,11 +67,9 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: 
     """Load a run's best version, whose frames are in the receipts, else 0; ConfigError: none, or no fit."""
     best = best_in(file, trusted=trusted)
     if best is None:
-        raise ConfigError(
-            "there is no best version",
-            str(file),
-            "a run keeps one if it evaluates (recipe.evaluation.every_frames); take the checkpoint's weights",
-        )
+        cure = "a run keeps one if it evaluates (recipe.evaluation.every_frames); "
+        cure += "take the checkpoint's weights"
+        raise ConfigError("there is no best version", str(file), cure)
     try:
         acting.weights.load_state_dict(best.weights)
     except (RuntimeError, TypeError, AttributeError) as error:

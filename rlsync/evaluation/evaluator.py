@@ -61,10 +61,8 @@ class Evaluator(TrainerHookBase):
             return None
         for result in new:
             if self.target is not None and result.return_mean >= self.target:
-                self.stop(
-                    f"greedy return {result.return_mean:.0f} of version {result.version} "
-                    f"reached {self.target:g}"
-                )
+                reached = f"greedy return {result.return_mean:.0f} of version {result.version}"
+                self.stop(f"{reached} reached {self.target:g}")
         return {"eval/version": new[-1].version, "eval/return": new[-1].return_mean}
 
     def evaluations(self) -> list[Evaluated]:

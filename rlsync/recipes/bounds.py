@@ -109,9 +109,10 @@ def in_optimizer(default: Any, option: str, *, group: int | None = None, optimiz
     return _with(default, "restored", Restored("", option, group, optimizer))
 
 
-def learning_rate(default: float | None, *, group: int | None = None) -> Any:
+def learning_rate(default: Any, *, group: int | None = None) -> Any:
     """A field for the learning rate of all parameter groups, or of one."""
-    return in_optimizer(above_zero(default, finite=True), "lr", group=group)
+    rate = default if isinstance(default, Field) else above_zero(default, finite=True)
+    return in_optimizer(rate, "lr", group=group)
 
 
 def _with(default: Any, name: str, value: object) -> Any:

@@ -60,8 +60,7 @@ def _write_manifest(checkpoint: Path) -> None:
     inside = sorted(checkpoint.rglob("*"))
     carried = {
         index.parent / name: digest
-        for index in inside
-        if index.name == INDEX
+        for index in checkpoint.rglob(INDEX)
         for name, digest in digests_in(index).items()
     }
     files = {}
@@ -96,13 +95,10 @@ def _replace(at: Path, new: Path) -> None:
 
 def places(folder: Path) -> list[Path]:
     """The checkpoints that a folder is, or has, newest first; a replaced one's name may begin with a dot."""
-    replaced = [at for at in folder.glob(f".{CHECKPOINT}.backup-*") if _is_checkpoint(at)]
-    replaced.sort(key=lambda at: at.stat().st_mtime, reverse=True)
-    return [*(at for at in (folder, folder / CHECKPOINT) if _is_checkpoint(at)), *replaced]
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    return Checkpoint.is_checkpoint(folder) or (folder / DIGESTS).is_file()
+    replaced = folder.glob(f".{CHECKPOINT}.backup-*")
+    newest_first = sorted(replaced, key=lambda at: at.stat().st_mtime, reverse=True)
+    found = (folder, folder / CHECKPOINT, *newest_first)
+    return [at for at in found if Checkpoint.is_checkpoint(at) or (at / DIGESTS).is_file()]
 
 
 def checkpoint_at(folder: Path) -> Path | None:

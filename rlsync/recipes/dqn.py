@@ -74,11 +74,10 @@ class DQNConfig(OffPolicyConfig):
             cure = "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0"
             yield ConfigError("one worker makes no ladder of exploration rates", "recipe.ladder_alpha", cure)
         if self.ladder_alpha and not 0 < self.ladder_base <= self.epsilon_start:
-            yield ConfigError(
-                f"a ladder of exploration rates cannot end at powers of {self.ladder_base:g}",
-                "recipe.ladder_base",
-                f"give more than 0, and at most recipe.epsilon_start = {self.epsilon_start:g}; Ape-X has 0.4",
-            )
+            what = f"a ladder of exploration rates cannot end at powers of {self.ladder_base:g}"
+            most = f"recipe.epsilon_start = {self.epsilon_start:g}"
+            cure = f"give more than 0, and at most {most}; Ape-X has 0.4"
+            yield ConfigError(what, "recipe.ladder_base", cure)
 
 
 def build(run: parts.Run[DQNConfig]) -> Trainer:

@@ -114,9 +114,6 @@ class PlainQActor(_Plain, modules.QValueActor):
     """The Q network, a PlainModule, and TorchRL's choice of the best action."""
 
 
-HOLDERS = (MixedMLP, NormedLinear, PlainActor, PlainModule, PlainQActor, PlainSequential, PlainDraw)
-
-
 def workers_dtype(sync: SyncConfig) -> torch.dtype | None:
     """The dtype in which workers hold their networks, if the sync map declares one."""
     return next((dtype_named(route.dtype) for route in sync.map if route.dtype), None)

@@ -19,6 +19,7 @@ from torchrl.trainers.algorithms import PPOTrainer
 from rlsync.recipes import parts, pure
 from rlsync.recipes.hooks.steering import ToLearner
 from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
+from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.settings import PPOConfig
 from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.workers.devices import CPU
@@ -112,6 +113,4 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     return pure.Update((loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys)
 
 
-RECIPE = parts.Recipe(
-    "ppo", PPOConfig, parts.probe, build, lambda run: make_loss(run.recipe, run.spaces).actor_network
-)
+RECIPE = parts.Recipe("ppo", PPOConfig, parts.probe, build, acting_of_loss(make_loss))

@@ -26,8 +26,8 @@ from torchrl.objectives import LossModule, SoftUpdate
 from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync.core.errors import RlsyncWarning, first_line, warn
+from rlsync.recipes import networks
 from rlsync.recipes.checks import has_compiler
-from rlsync.recipes.networks import HOLDERS
 from rlsync.recipes.replay.normalize import Standardize, Standardized
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import BFLOAT16, Config
@@ -70,8 +70,8 @@ class Network(NamedTuple):
 
     def each(self, stacked: Sequence[Tensor], observation: Tensor, action: Tensor) -> list[Tensor]:
         """Values ``[B]`` of each of several networks, whose tensors TorchRL holds as one, stacked."""
-        networks = zip(*(tensor.unbind(0) for tensor in stacked), strict=True)
-        return [self(tensors, observation, action).squeeze(-1) for tensors in networks]
+        of_each = zip(*(tensor.unbind(0) for tensor in stacked), strict=True)
+        return [self(tensors, observation, action).squeeze(-1) for tensors in of_each]
 
 
 #: What layers compute with their own tensors, buffers first.
@@ -80,9 +80,10 @@ _LAYERS: dict[type, Callable[..., Tensor]] = {
 }  # fmt: skip
 #: What holds layers, or comes after them and is part of the losses.
 _AROUND = {
-    *HOLDERS, MLP, ProbabilisticActor, QValueActor, QValueModule, SafeProbabilisticModule, Standardized,
-    TanhModule, ValueOperator, nn.ModuleList, nn.Sequential, tdnn.NormalParamExtractor, tdnn.TensorDictModule,
-    tdnn.TensorDictSequential, tdnn.biased_softplus,
+    networks.MixedMLP, networks.NormedLinear, networks.PlainActor, networks.PlainDraw, networks.PlainModule,
+    networks.PlainQActor, networks.PlainSequential, MLP, ProbabilisticActor, QValueActor, QValueModule,
+    SafeProbabilisticModule, Standardized, TanhModule, ValueOperator, nn.ModuleList, nn.Sequential,
+    tdnn.NormalParamExtractor, tdnn.TensorDictModule, tdnn.TensorDictSequential, tdnn.biased_softplus,
 }  # fmt: skip
 
 
@@ -107,10 +108,6 @@ def network(
         elif type(layer) not in _AROUND:
             raise NotServed(f"{type(layer).__name__} is no layer that it knows")
     return Network(layers, clip), [[held.get(name) for name in names] for held in params]
-
-
-def detached(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach() for tensor in tensors]
 
 
 def tanh_inside(x: Tensor) -> Tensor:

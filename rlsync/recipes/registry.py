@@ -118,6 +118,11 @@ class Recipe:
         return CheckpointPlayer(acting, acting.player(deterministic=deterministic), config.env.spec())
 
 
+def acting_of_loss(make_loss: Callable[..., Any]) -> Callable[[Run[Any]], Any]:
+    """A recipe's ``acting``, where the loss of its settings and spaces has the policy."""
+    return lambda run: make_loss(run.recipe, run.spaces).actor_network
+
+
 def installed() -> dict[str, EntryPoint]:
     """The recipes of installed packages by name, not imported. A shipped name cannot be taken over."""
     return extensions.installed(extensions.RECIPES, SHIPPED)

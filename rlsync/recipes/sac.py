@@ -24,6 +24,7 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, fraction, in_buffer, learning_rate
 from rlsync.recipes.networks import NormedLinear, PlainActor, PlainDraw, PlainModule
+from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
 from rlsync.workers.devices import CPU
@@ -172,7 +173,7 @@ def pure_update(loss: Any, optimizer: optim.Adam, values: Callable[..., Any] | N
         goal = pure.goal(b, gamma, torch.minimum(*after) - alpha * log_prob)
         errors = [value - goal for value in now]
         action, log_prob = act(b["observation"], noise[1])
-        value = torch.minimum(*q.each(pure.detached(critics), b["observation"], action))
+        value = torch.minimum(*q.each([c.detach() for c in critics], b["observation"], action))
         entropy = -log_prob.detach()
         return {
             "loss_actor": pure.mean(b, alpha * log_prob - value),
@@ -202,9 +203,5 @@ def crossq_update(loss: CrossQLoss, optimizer: optim.Adam) -> pure.Update:
     return pure_update(loss, optimizer, at_once)
 
 
-def _acting(make: Callable[..., Any]) -> Callable[[parts.Run[Any]], Any]:
-    return lambda run: make(run.recipe, run.spaces).actor_network
-
-
-RECIPE = parts.Recipe("sac", SACConfig, parts.BOX.probe, build, _acting(make_loss))
-CROSSQ = parts.Recipe("crossq", CrossQConfig, parts.BOX.probe, build_crossq, _acting(make_crossq_loss))
+RECIPE = parts.Recipe("sac", SACConfig, parts.BOX.probe, build, acting_of_loss(make_loss))
+CROSSQ = parts.Recipe("crossq", CrossQConfig, parts.BOX.probe, build_crossq, acting_of_loss(make_crossq_loss))

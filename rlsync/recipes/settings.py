@@ -230,13 +230,10 @@ class RecipeConfig:
         """What ends the run before all frames are collected, in words; empty if nothing does."""
         if self.target_return is None:
             return ""
-        evaluation = self.evaluations()
+        mean, evaluation = f"at a mean return of {self.target_return:g}", self.evaluations()
         if self.stops_by_evaluation and evaluation.every_frames:
-            return (
-                f"at a mean return of {self.target_return:g} in a greedy evaluation over "
-                f"{evaluation.episodes} episodes"
-            )
-        return f"at a mean return of {self.target_return:g} over {self.target_episodes} episodes"
+            return f"{mean} in a greedy evaluation over {evaluation.episodes} episodes"
+        return f"{mean} over {self.target_episodes} episodes"
 
     def variant(self) -> str:
         """What a run and the run that resumes it have in common: the name, unless one recipe has several."""

@@ -30,19 +30,14 @@ Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
 
 def make_env(config: EnvConfig) -> EnvBase:
     """An environment, or a batch of them. Its frames carry the return so far as ``reward_sum``."""
-    return TransformedEnv(_made(config), RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
-
-
-def _made(config: EnvConfig) -> EnvBase:
-    if isinstance(config, RenderedConfig):
-        one = config.spec().make
-    else:
-        one = partial(_one, config)
+    one = config.spec().make if isinstance(config, RenderedConfig) else partial(_one, config)
     if config.num_envs == 1:
-        return GymWrapper(one())
-    # TorchRL's GymEnv(num_envs=...) resets in the step after an episode: its last observation is lost, and a
-    # step that was none comes between two episodes. Here TorchRL resets each environment itself.
-    return GymWrapper(SyncVectorEnv([one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED))
+        made = GymWrapper(one())
+    else:
+        # TorchRL's GymEnv(num_envs=...) resets in the step after an episode: its last observation is lost,
+        # and a step that was none comes between two episodes. Here TorchRL resets each environment itself.
+        made = GymWrapper(SyncVectorEnv([one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED))
+    return TransformedEnv(made, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
 
 
 def _one(config: EnvConfig) -> gymnasium.Env:

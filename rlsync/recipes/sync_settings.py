@@ -120,20 +120,16 @@ def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
     taken: set[str] = set()
     for entry, route in enumerate(sync.map):
         key = f"sync.map.{entry}"
-        yield from _route_errors(route, key)
+        for side, path in (("destination", route.destination), ("source", route.source)):
+            if path:
+                yield from caught(lambda path=path: parse(path), f"{key}.{side}")  # type: ignore[misc]
+            else:
+                cure = "write {destination: policy, source: loss_module.actor_network}"
+                yield ConfigError(f"an entry of the sync map has no {side}", key, cure)
+        if route.dtype not in (None, *WIRE_DTYPES):
+            near = did_you_mean(nearest_name(str(route.dtype), WIRE_DTYPES))
+            cure = f"{near}give one of {', '.join(WIRE_DTYPES)}"
+            yield ConfigError(f"no dtype {route.dtype!r}", f"{key}.dtype", cure)
         if route.destination and route.destination in taken:
             yield ConfigError(f"two entries of the sync map go to {route.destination!r}", key, "drop one")
         taken.add(route.destination)
-
-
-def _route_errors(route: RouteConfig, key: str) -> Iterator[RlsyncError]:
-    for side, path in (("destination", route.destination), ("source", route.source)):
-        if path:
-            yield from caught(lambda path=path: parse(path), f"{key}.{side}")  # type: ignore[misc]
-        else:
-            what = f"an entry of the sync map has no {side}"
-            yield ConfigError(what, key, "write {destination: policy, source: loss_module.actor_network}")
-    if route.dtype not in (None, *WIRE_DTYPES):
-        near = nearest_name(str(route.dtype), WIRE_DTYPES)
-        what = f"no dtype {route.dtype!r}"
-        yield ConfigError(what, f"{key}.dtype", did_you_mean(near) + f"give one of {', '.join(WIRE_DTYPES)}")

@@ -21,6 +21,7 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, fraction, not_below_zero
 from rlsync.recipes.networks import PlainModule, PlainSequential
+from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
 from rlsync.torchrl_plugin.compat.trainers import is_actors_turn
@@ -96,7 +97,7 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
 
     def actor_loss(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         action = act(actor, b["observation"])
-        first = [tensor[:1] for tensor in pure.detached(critics)]
+        first = [tensor[:1].detach() for tensor in critics]
         return {"loss_actor": -pure.mean(b, q.each(first, b["observation"], action)[0])}
 
     return pure.Update(
@@ -132,6 +133,4 @@ def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CP
     return loss.to(device)
 
 
-RECIPE = parts.Recipe(
-    "td3", TD3Config, parts.BOX.probe, build, lambda run: make_loss(run.recipe, run.spaces).actor_network
-)
+RECIPE = parts.Recipe("td3", TD3Config, parts.BOX.probe, build, acting_of_loss(make_loss))

@@ -33,7 +33,7 @@ class Publish:
         self.stamp = publisher.ledger.next
         self._publisher = publisher
         self._besides = besides
-        self._layout: Layout | None = None
+        self._layout: Layout  #: once it is filled
         self._tensors: Sequence[Tensor | None] = ()
 
     def __enter__(self) -> Publish:
@@ -77,12 +77,11 @@ class Publish:
         self._show()
 
     def _show(self) -> None:
-        publisher, layout = self._publisher, self._layout
+        publisher = self._publisher
         if publisher.announce is not None:
             publisher.announce(self.stamp.version)
-        if layout is not None:
-            for seen in publisher.seen:
-                seen(self.stamp.version, layout, self._tensors)
+        for seen in publisher.seen:
+            seen(self.stamp.version, self._layout, self._tensors)
 
 
 class Publisher:

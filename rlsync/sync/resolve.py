@@ -233,12 +233,10 @@ def check_trained(root: object, path: Path, where: str) -> None:
         named = Path(path.segments[: depth + 1])
         module = _walk_source(root, named, where)
         if not _same_memory(module, trained):
-            raise errors.AmbiguousSource(
-                f"{named} does not hold the weights that are trained",
-                f"path {str(path)!r}, {where}",
-                f"name {named}_params, which does (leading dimensions included), or build the loss "
-                "around this module instead of copying it",
-            )
+            what = f"{named} does not hold the weights that are trained"
+            cure = f"name {named}_params, which does (leading dimensions included), or build the loss "
+            cure += "around this module instead of copying it"
+            raise errors.AmbiguousSource(what, f"path {str(path)!r}, {where}", cure)
 
 
 def _same_memory(module: object, trained: TensorDictParams) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,14 +116,9 @@ class Sample:
         bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
         if sum(map(len, bodies)) > _SAMPLE_BYTES:
             return Sample(self.asked, self.version, "inputs and outputs are larger than a note").to_bytes()
-        head = {
-            "asked": self.asked,
-            "version": self.version,
-            "why_not": self.why_not,
-            "calls": [[c.destination, c.module, c.args, c.outs] for c in self.calls],
-            "held": self.held,
-            "tensors": [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors],
-        }
+        head: dict[str, Any] = {name: getattr(self, name) for name in ("asked", "version", "why_not", "held")}
+        head["calls"] = [[c.destination, c.module, c.args, c.outs] for c in self.calls]
+        head["tensors"] = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
         return b"\n".join([json.dumps(head).encode(), b"".join(bodies)])
 
     @classmethod
@@ -180,13 +175,8 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
             leaves = (leaf for leaf in Leaves(module, destination).leaves if leaf.kind != "extra_state")
             kept = [leaf for leaf in leaves if leaf.kind != "parameter" or leaf.name not in brought]
             sample.held[destination] = {leaf.name: sample.put(leaf.read()) for leaf in kept}
-        recorder = _Recorder(sample)
-        try:
-            recorder.watch({} if shadow.compiled else shadow.modules)
+        with _recording(sample, {} if shadow.compiled else shadow.modules):
             acted = shadow.call()
-        finally:
-            recorder.stop()
-        sample.calls = recorder.once()
         policy = unwrap(shadow.policy, "policy")
         for destination, module in shadow.modules.items():
             seen = any(call.destination == destination for call in sample.calls)
@@ -197,54 +187,48 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
     return sample
 
 
-class _Recorder:
-    """Records the calls of the outer parts of some modules, as long as it watches."""
-
-    def __init__(self, sample: Sample) -> None:
-        self._sample = sample
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._calls: dict[tuple[str, str], list[PartCall | None]] = {}
-
-    def watch(self, modules: Mapping[str, nn.Module]) -> None:
+@contextmanager
+def _recording(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put the calls in the block of the outer parts of some modules into a sample: of those parts that were
+    called exactly once, and whose arguments could be stored.
+    """
+    of_parts: list[list[PartCall | None]] = []
+    with ExitStack() as hooks:
         for destination, module in modules.items():
             parts = sorted(unwrap(module, destination).named_modules(), key=lambda named: named[0].count("."))
             for name, part in parts[:_PARTS]:
                 if not isinstance(part, torch.jit.ScriptModule) and not is_tensordict_params(part):
-                    self._watch(destination, name, part)
+                    of_parts.append([])
+                    before, after = _hooks(sample, destination, name, of_parts[-1])
+                    hooks.enter_context(part.register_forward_pre_hook(before, with_kwargs=True))
+                    hooks.enter_context(part.register_forward_hook(after))
+        yield
+    sample.calls = [calls[0] for calls in of_parts if len(calls) == 1 and calls[0] is not None]
 
-    def _watch(self, destination: str, name: str, part: nn.Module) -> None:
-        calls = self._calls.setdefault((destination, name), [])
 
-        def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            try:
-                if kwargs:
-                    raise TypeError("keyword arguments")
-                calls.append(
-                    PartCall(
-                        destination, name, [self._sample.put(selected(module, a, "in_keys")) for a in args]
-                    )
-                )
-            except TypeError:
-                calls.append(None)
+def _hooks(
+    sample: Sample, destination: str, name: str, calls: list[PartCall | None]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What appends each call of a part to ``calls``, before it and after it; None if it cannot be stored."""
 
-        def after(module: nn.Module, _: object, outs: object) -> None:
-            call = calls[-1]
-            try:
-                if call is not None:
-                    call.outs = self._sample.put(selected(module, outs, "out_keys"))
-            except TypeError:
-                calls[-1] = None
+    def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        try:
+            if kwargs:
+                raise TypeError("keyword arguments")
+            stored = [sample.put(selected(module, arg, "in_keys")) for arg in args]
+            calls.append(PartCall(destination, name, stored))
+        except TypeError:
+            calls.append(None)
 
-        self._handles.append(part.register_forward_pre_hook(before, with_kwargs=True))
-        self._handles.append(part.register_forward_hook(after))
+    def after(module: nn.Module, _: object, outs: object) -> None:
+        call = calls[-1]
+        try:
+            if call is not None:
+                call.outs = sample.put(selected(module, outs, "out_keys"))
+        except TypeError:
+            calls[-1] = None
 
-    def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def once(self) -> list[PartCall]:
-        """The calls of those parts that were called exactly once, and whose arguments could be stored."""
-        return [calls[0] for calls in self._calls.values() if len(calls) == 1 and calls[0] is not None]
+    return before, after
 
 
 def selected(module: nn.Module, value: object, keys: str) -> object:

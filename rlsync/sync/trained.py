@@ -51,13 +51,11 @@ class Training:
         where = f"source {source}, {len(mine)} parameters in the optimizers"
         is_frozen = network is not None and self._is_frozen(network[1])
         if (mine or is_frozen) and not any(p.requires_grad for p, _ in mine):
-            return errors.NothingLearns(
-                f"{'an' if mine else 'no'} optimizer holds {source}, and none of its parameters requires a "
-                "gradient",
-                where,
-                "call requires_grad_(True) on the module before the optimizer is made; if it is to stay as "
-                "it is, SyncWeights(..., max_unchanged_publishes=None)",
-            )
+            held = f"{'an' if mine else 'no'} optimizer holds {source}"
+            what = f"{held}, and none of its parameters requires a gradient"
+            cure = "call requires_grad_(True) on the module before the optimizer is made; "
+            cure += "if it is to stay as it is, SyncWeights(..., max_unchanged_publishes=None)"
+            return errors.NothingLearns(what, where, cure)
         # A scheduler, which may begin at 0, writes initial_lr.
         still = [p for p, group in mine if float(group["lr"]) == 0 and "initial_lr" not in group]
         if still:
@@ -121,12 +119,10 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
         if not isinstance(tensor, Tensor) or tensor in known:
             continue
         if tensor in held or (tensor.is_leaf and tensor.requires_grad):
-            raise errors.LayoutMismatch(
-                f"{name} is trained, and is no parameter: nobody sends it",
-                f"source {leaves.where}, {type(leaves.root).__name__}",
-                "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
-                "nn.ParameterList; a tensor that needs no gradient may be a buffer",
-            )
+            what = f"{name} is trained, and is no parameter: nobody sends it"
+            cure = "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
+            cure += "nn.ParameterList; a tensor that needs no gradient may be a buffer"
+            raise errors.LayoutMismatch(what, f"source {leaves.where}, {type(leaves.root).__name__}", cure)
 
 
 def _unregistered(root: nn.Module) -> Iterator[tuple[str, Tensor | nn.Module]]:
@@ -199,13 +195,10 @@ class Gradients:
         idle = Covered(p for p in mine if self._never(p))
         names = [leaf.name for leaf in leaves if leaf.read() in idle]
         if names:
-            errors.warn(
-                errors.NothingLearns(
-                    f"{len(names)} of {len(leaves)} sent parameters got no gradient in {self.steps} steps",
-                    f"sync map {', '.join(map(str, routes))}; {listed(names, 3)}",
-                    "let the loss depend on them, or freeze them with requires_grad_(False)",
-                )
-            )
+            what = f"{len(names)} of {len(leaves)} sent parameters got no gradient in {self.steps} steps"
+            where = f"sync map {', '.join(map(str, routes))}; {listed(names, 3)}"
+            cure = "let the loss depend on them, or freeze them with requires_grad_(False)"
+            errors.warn(errors.NothingLearns(what, where, cure))
 
     def _never(self, parameter: Tensor) -> bool:
         key = id(parameter)
@@ -233,7 +226,6 @@ class Unchanged:
         self._after = after
         self._training = training
         self._gradients = Gradients(training)
-        self._leaves: list[Leaf] = []
         self.restart([])
 
     def restart(self, leaves: Sequence[Leaf]) -> None:
@@ -285,10 +277,7 @@ class Unchanged:
         if self._still == self._patience - 1:
             self._suspect = self._values()
         elif self._suspect is not None and self._still >= self._patience:
-            now = self._values()
-            warning = (
-                None if now.sources != self._suspect.sources else self._judge(routes, self._suspect, now)
-            )
+            warning = self._judge(routes, self._suspect, self._values())
             if warning is not None:
                 self._warned = True
                 errors.warn(warning)
@@ -301,8 +290,8 @@ class Unchanged:
     def _judge(self, routes: Sequence[Route], before: Values, now: Values) -> errors.NothingChanged | None:
         parameters, names = self._training.parameters(), self._training.named()
         held = Covered(parameters)
-        if len(before.held) != len(now.held):
-            return None  # another optimizer: too early to tell
+        if before.sources != now.sources or len(before.held) != len(now.held):
+            return None  # they moved, or there is another optimizer: too early to tell
         moving = [p for p, old, new in zip(parameters, before.held, now.held, strict=True) if old != new]
         lost = [p for p in names.values() if p.grad is not None and p not in held]
         if moving and not lost and any(tensor in held for tensor in self._watched().values()):
@@ -312,12 +301,10 @@ class Unchanged:
             who_moves += ", and made no step"
         if lost:
             who_moves += f"; no optimizer holds {_listed(lost, names)}, which gets gradients"
-        return errors.NothingChanged(
-            f"{self._still} publishes in a row sent the same weights, although optimizer steps were made",
-            f"sync map {', '.join(map(str, routes))}; {who_moves}",
-            "one of them is a copy: name the module that is trained as the source, or give the parameters of "
-            "this one to the optimizer; max_unchanged_publishes=None never warns",
-        )
+        what = f"{self._still} publishes in a row sent the same weights, although optimizer steps were made"
+        cure = "one of them is a copy: name the module that is trained as the source, or give the parameters "
+        cure += "of this one to the optimizer; max_unchanged_publishes=None never warns"
+        return errors.NothingChanged(what, f"sync map {', '.join(map(str, routes))}; {who_moves}", cure)
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

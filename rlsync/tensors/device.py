@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import sys
 from bisect import bisect_right
@@ -25,6 +26,10 @@ from rlsync.tensors.sharded import own_part
 #: Devices whose copies are done when the call returns: torch has no streams for them.
 _WITHOUT_STREAMS = frozenset({"cpu", "meta", "mps"})
 
+#: The flag of cudaHostRegister for memory that this process must not write to.
+_READ_ONLY = 8
+
+_log = logging.getLogger(__name__)
 _is_cpu = attrgetter("is_cpu")
 
 
@@ -68,11 +73,31 @@ class Moment:
 NOTHING_QUEUED = Moment({})
 
 
+class Packing:
+    """Memory on devices with the places of tensors on the host, so that one copy takes all over the bus."""
+
+    def __init__(self) -> None:
+        self._made: dict[torch.device, tuple[object, Tensor, list[Tensor]]] = {}
+
+    def of(self, memory: Tensor, host: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+        """As much on the device as the host's ``memory``, flat, and views of it at the places of ``host``. It
+        is the same memory at each call.
+        """
+        first = memory.data_ptr()
+        places = [(t.data_ptr() - first if t.nbytes else 0, t.nbytes, t.dtype, t.shape) for t in host]
+        if device not in self._made or self._made[device][0] != places:
+            flat = torch.empty(len(memory), dtype=torch.uint8, device=device)
+            views = [flat[at : at + n].view(dtype).view(shape) for at, n, dtype, shape in places]
+            self._made[device] = places, flat, views
+        return self._made[device][1:]
+
+
 class Lanes:
     """One stream for copies on each device, beside the streams that compute."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
+        self._packing = Packing()
 
     @torch.no_grad()
     def copy(self, into: Sequence[Tensor], tensors: Sequence[Tensor], after: Moment | None = None) -> Moment:
@@ -89,17 +114,63 @@ class Lanes:
                 self._streams[device] = module.Stream(device=device)
             with module.stream(self._streams[device]):
                 begin.order()
-                torch._foreach_copy_([to for to, _ in mine], [of for _, of in mine], non_blocking=True)
+                to, of = (list(side) for side in zip(*mine, strict=True))
+                if len(of) > 1 and all_on_cpu(of) and (memory := shared_memory(of)) is not None:
+                    pin(memory, device, read_only=True)
+                    packed, of = self._packing.of(memory, of, device)
+                    packed.copy_(memory, non_blocking=True)
+                torch._foreach_copy_(to, of, non_blocking=True)
                 done[device] = self._streams[device].record_event()
         return Moment(done)
 
 
-def pinned(size_bytes: int) -> Tensor:
-    """Flat ``uint8`` host memory that an accelerator accesses by itself; ordinary where torch cannot pin."""
-    try:
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    except (NotImplementedError, RuntimeError):  # this backend has no allocator for it, or none is left
-        return torch.empty(size_bytes, dtype=torch.uint8)
+def shared_memory(tensors: Iterable[Tensor]) -> Tensor | None:
+    """The memory from the first tensor to the last, flat, if they are of one storage."""
+    full = [tensor for tensor in tensors if tensor.nbytes]
+    if len({tensor.untyped_storage().data_ptr() for tensor in full}) != 1:
+        return None
+    first, end = min(t.data_ptr() for t in full), max(t.data_ptr() + t.nbytes for t in full)
+    storage = full[0].untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8)
+    return flat.set_(storage, first - storage.data_ptr(), (end - first,))  # type: ignore[call-overload]
+
+
+#: Where memory begins that was mapped, and stays until :func:`unmapped`.
+_mapped: set[int] = set()
+
+#: Whether CUDA took mapped memory that was to be pinned, by process (a child inherits none) and address.
+_asked_to_pin: dict[tuple[int, int], bool] = {}
+
+
+def mapped(address: int) -> None:
+    """Say that tensors of a storage that begins there may be pinned."""
+    _mapped.add(address)
+
+
+def pin(memory: Tensor | None, device: torch.device, *, read_only: bool = False) -> bool:
+    """Let CUDA access mapped memory by itself until it is unmapped; all its pages are made. Returns whether
+    it does; the first refusal is logged.
+    """
+    if device.type != "cuda" or memory is None or memory.untyped_storage().data_ptr() not in _mapped:
+        return False
+    key = os.getpid(), memory.data_ptr()
+    if key not in _asked_to_pin:
+        error = int(torch.cuda.cudart().cudaHostRegister(key[1], len(memory), _READ_ONLY * read_only))
+        if error:
+            with suppress(RuntimeError):
+                torch.ones(1, device=device)  # CUDA keeps the error for the next call that asks
+            if all(_asked_to_pin.values()):
+                _log.warning("CUDA pins no shared memory (error %d): copies wait for the host", error)
+        _asked_to_pin[key] = not error
+    return _asked_to_pin[key]
+
+
+def unmapped(address: int, size_bytes: int) -> None:
+    """Take back what was pinned in a mapping, before it ends."""
+    _mapped.discard(address)
+    for pid, first in list(_asked_to_pin):
+        if address <= first < address + size_bytes and _asked_to_pin.pop((pid, first)) and pid == os.getpid():
+            torch.cuda.cudart().cudaHostUnregister(first)
 
 
 def wide(*tensors: Tensor) -> list[Tensor]:

@@ -38,6 +38,7 @@ class Target:
         self._swapped = [i for i in self._parameters if is_queued(self._devices[i])]
         elsewhere = set(self._pointed) | set(self._swapped)
         self._rest = [i for i in self._parameters + self._buffers if i not in elsewhere]
+        self._lanes = Lanes()
         self._spare: Spare | None = None  # made when it is needed: it is as large as the parameters
         self._ties = [leaf.tie for leaf in leaves]
 
@@ -84,8 +85,13 @@ class Target:
 
     @torch.no_grad()
     def _copy(self, views: Sequence[Tensor], which: Sequence[int]) -> None:
-        if which:
-            torch._foreach_copy_([self._live[i].data for i in which], [views[i] for i in which])
+        live, arrived = [self._live[i].data for i in which], [views[i] for i in which]
+        if live and all(is_queued(tensor.device) for tensor in live):
+            done = self._lanes.copy(live, arrived)
+            done.order()
+            done.wait()
+        elif live:
+            torch._foreach_copy_(live, arrived)
 
     def _set_extra_state(self, views: Sequence[Tensor]) -> None:
         if self._extra:  # the dictionary below costs more

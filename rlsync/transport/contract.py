@@ -60,7 +60,7 @@ class ReaderStatus:
     reader: int  #: its number, a worker's index
     pid: int
     alive: bool  #: whether it still reads
-    state: str  #: ``"running"``, ``"stopped"`` or ``"dead"``
+    state: str  #: ``"running"``, ``"stopped"``, if that can be seen, or ``"dead"``
     adopted_version: int  #: the version it acts with; 0 before its first adoption
     lag_versions: int  #: newest published version minus the adopted one
     heartbeat_age_s: float  #: seconds since it last began a rollout
@@ -190,7 +190,7 @@ class Subscriber(Protocol):
 
     @property
     def newest(self) -> int:
-        """The newest published version; costs no system call."""
+        """The newest published version. Cheap: it is asked while frames are made."""
 
     @property
     def asked(self) -> int:

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.tensors.device import mapped, unmapped
 
 PAGE_BYTES = mmap.PAGESIZE
 _PUNCH_HOLE = 0x1 | 0x2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
@@ -167,7 +168,8 @@ class SharedFile:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot map {size_bytes} bytes: {os.strerror(code)}")
         memory = (ctypes.c_uint8 * size_bytes).from_address(address)
-        weakref.finalize(memory, _libc().munmap, address, size_bytes).atexit = False
+        mapped(address)
+        weakref.finalize(memory, _unmap, address, size_bytes).atexit = False
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def _open_again(self, flags: int) -> int:
@@ -404,6 +406,11 @@ def _libc() -> ctypes.CDLL:
     if hasattr(libc, "fallocate"):  # not macOS
         libc.fallocate.argtypes = [number, number, offset, offset]
     return libc
+
+
+def _unmap(address: int, size_bytes: int) -> None:
+    unmapped(address, size_bytes)
+    _libc().munmap(address, size_bytes)
 
 
 @cache

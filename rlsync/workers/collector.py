@@ -148,7 +148,6 @@ class UnrollCollector(RolloutCollector):
             versions_file=versions_file,
         )
         player = settings.player
-        self._envs = num_workers * envs_per_worker
         #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
         self.ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
@@ -204,7 +203,7 @@ class UnrollCollector(RolloutCollector):
             The first seed that was not used, or with ``static_seed`` the same one.
         """
         self.ring.seed(seed)
-        return seed if static_seed else seed + self._envs
+        return seed if static_seed else seed + self.num_workers * self.worker_settings.shape.num_envs
 
     def _end(self, timeout_s: float) -> None:
         self._counted = self.ring.counters()

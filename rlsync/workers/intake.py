@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError
 from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued
+from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued, pin, shared_memory
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.workers import frames as keys
 from rlsync.workers.player import Record
-
-_log = logging.getLogger(__name__)
 
 
 class Rollouts(Protocol):
@@ -54,34 +50,6 @@ class RolloutMakers(Protocol):
         """The error to raise when no rollout has come from anybody for that long."""
 
 
-class PinnedSlots:
-    """Pins slots, so that copies to CUDA need not wait for the host; if refused, it is logged once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pinned: dict[int, int] = {}  # by slot, the address
-        self._refused = False
-
-    def pin(self, slot: int, arrays: Collection[Tensor]) -> None:
-        """Pin a slot, once, from the first of these arrays to the last: all pages between are made."""
-        if self._device.type != "cuda" or slot in self._pinned or self._refused:
-            return
-        first = min(array.data_ptr() for array in arrays)
-        end = max(array.data_ptr() + array.nbytes for array in arrays)
-        error = int(torch.cuda.cudart().cudaHostRegister(first, end - first, 0))
-        if error:
-            self._refused = True
-            _log.warning("CUDA pins no slots of rollouts (error %d): copies wait for the host", error)
-        else:
-            self._pinned[slot] = first
-
-    def forget(self) -> None:
-        """Unpin all slots, before their memory is unmapped."""
-        for first in self._pinned.values():
-            torch.cuda.cudart().cudaHostUnregister(first)
-        self._pinned = {}
-
-
 @dataclass(eq=False)
 class Intake:
     """Makes batches of rollouts in the order of their completion. On the CPU a single one is not copied;
@@ -97,7 +65,6 @@ class Intake:
     device: torch.device
 
     def __post_init__(self) -> None:
-        self._pinned = PinnedSlots(self.device)
         self._held: list[TakenRollout] = []
         self._copied = NOTHING_QUEUED  # from then on no copy reads the held slots
         self._running = False
@@ -115,7 +82,9 @@ class Intake:
             rollout = self._wait()
             if self._tell is not None:
                 self._tell(rollout, False)
-            self._pinned.pin(rollout.slot, [v for name, v in rollout.views.items() if name not in keys.FINAL])
+            if is_queued(self.device):
+                made = [v for name, v in rollout.views.items() if name not in keys.FINAL]
+                pin(shared_memory(made), self.device)
             self._held.append(rollout)
         self.writers = tuple(rollout.writer for rollout in self._held)
         batch = keys.batch_of([rollout.views for rollout in self._held], self.records, self.device)
@@ -135,7 +104,6 @@ class Intake:
 
     def close(self) -> None:
         self.release()
-        self._pinned.forget()
 
     def release(self) -> None:
         """Give back the slots that are held, as soon as no copy reads them."""

@@ -186,18 +186,15 @@ class Supervisor:
         return self._ring.writer(worker).last_words.partition("\n")[0]
 
     def silent(self, timeout_s: float) -> AdoptionTimeout:
-        lines = [self._ring.writer(worker) for worker in range(len(self.procs))]
         workers = ", ".join(
             f"worker {line.writer} (pid {line.pid}, {'alive' if line.alive else 'dead'}, last seen "
             f"{line.heartbeat_age_s:.1f} s ago)"
-            for line in lines
+            for line in map(self._ring.writer, range(len(self.procs)))
         )
-        return AdoptionTimeout(
-            f"no rollout was completed for {timeout_s:g} s by {workers}",
-            "collecting rollouts",
-            "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
-            "long, give a longer silent_timeout_s",
-        )
+        what = f"no rollout was completed for {timeout_s:g} s by {workers}"
+        cure = "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
+        cure += "long, give a longer silent_timeout_s"
+        return AdoptionTimeout(what, "collecting rollouts", cure)
 
     def end(self, timeout_s: float) -> None:
         """Wait until all workers have left; after ``timeout_s`` end those that have not."""

@@ -148,9 +148,8 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     settings = job.settings
     device = settings.devices[worker]
     adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
-    offset = worker * settings.shape.num_envs
+    offset = worker * settings.shape.num_envs + life * _SEEDS_APART
     seed = writer.new_seed()
-    offset += life * _SEEDS_APART
     first = (job.seed if seed is None else seed) + offset
     seed_all(first)
     seat = Seat.taken(settings.player, first, device, worker, len(settings.devices))

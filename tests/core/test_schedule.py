@@ -86,6 +86,7 @@ def test_a_file_that_cannot_be_read_is_refused_and_not_written_to(tmp_path: Path
 def test_a_comparison_names_the_first_version_its_leaves_and_what_happened_since(tmp_path: Path) -> None:
     written(tmp_path / "a").close()
     writer = ScheduleWriter(tmp_path / "b", {})
+    writer.rollout(0, 1, 0, 1)
     writer.digests(2, {"policy.a": 0, "policy.b": 7})
     writer.digests(12, {"policy.a": 10, "policy.b": 8})
     writer.digests(22, {"policy.a": 99, "policy.b": 7})

@@ -97,7 +97,7 @@ class Drawn:
             loss = ppo.make_loss(settings, self.spaces)
         else:
             makers = {"sac": sac.make_loss, "crossq": sac.make_crossq_loss, "td3": td3.make_loss}
-            loss = makers[self.name](settings, self.spaces)
+            loss = makers[self.name](settings, self.spaces, torch.device(self.device))
         loss.to(self.device, self.dtype)
         if isinstance(settings, OffPolicyConfig) and settings.normalize.observations:
             write_statistics(loss, *(torch.rand(2, self.features, dtype=self.dtype) + 0.5).to(self.device))

@@ -24,6 +24,7 @@ from rlsync.core.ledger import Stamp
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaLoss, ImpalaNet, UnrollCollector
 from rlsync.recipes.networks import MixedMLP
 from rlsync.recipes.pure import Graphs, PureStepper
+from rlsync.tensors.device import pin, shared_memory, unmapped
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
@@ -34,7 +35,6 @@ from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.local import LocalTransport
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.ring.writer import RingWriter
-from rlsync.workers.intake import PinnedSlots
 from tests.laws.test_canary import Census, Learner
 from tests.recipes.test_pure import UPDATES, Drawn, State
 from tests.tools.parts import CanaryPolicy, make_collector, make_dqn_trainer
@@ -84,15 +84,16 @@ def before_the_publish(device: torch.device) -> None:
 
 def after_the_publish(device: torch.device) -> None:
     """Of four leaves the optimizer writes to the last two, and joins before it does."""
-    slot = [torch.zeros(SIZE) for _ in range(4)]
     layout = Layout.build({"policy": [LeafSpec(n, "buffer", (SIZE,), torch.float32) for n in "abcd"]})
-    learners = [full(device, 1), torch.ones(SIZE), full(device, 1), torch.ones(SIZE)]
-    copy = Staging().copy(layout, slot, learners, {2, 3}).begin({2, 3})
-    for buffer in learners[:2]:
-        buffer.fill_(2)
-        buffer.cpu()  # the learner may even wait until its write is done
-    copy.finish()
-    assert [low_high(leaf) for leaf in slot] == [(1, 1)] * 4, list(map(low_high, slot))
+    for beside in (torch.device("cpu"), device):  # where every second leaf is
+        slot = layout.owned_views(torch.zeros(layout.image_bytes, dtype=torch.uint8))
+        learners = [full(device, 1), full(beside, 1), full(device, 1), full(beside, 1)]
+        copy = Staging().copy(slot, learners).begin({2, 3})
+        for buffer in learners[:2]:
+            buffer.fill_(2)
+            buffer.cpu()  # the learner may even wait until its write is done
+        copy.finish()
+        assert [low_high(leaf) for leaf in slot] == [(1, 1)] * 4, list(map(low_high, slot))
 
 
 def other_dtypes_and_strides(device: torch.device) -> None:
@@ -100,7 +101,7 @@ def other_dtypes_and_strides(device: torch.device) -> None:
     layout = Layout.build({"policy": specs})
     slot = layout.owned_views(torch.zeros(layout.image_bytes, dtype=torch.uint8))
     values = torch.arange(12.0).view(4, 3)
-    Staging().copy(layout, slot, [values.to(device).t(), values.t()]).finish()
+    Staging().copy(slot, [values.to(device).t(), values.t()]).finish()
     assert torch.equal(slot[0], values.t().bfloat16())
     assert torch.equal(slot[1], values.t().bfloat16())
 
@@ -385,13 +386,14 @@ def slots_are_pinned(device: torch.device) -> None:
     writer.commit()
     taken = ring.take(timeout_s=60.0)
     assert taken is not None
-    pinned = PinnedSlots(device)
-    pinned.pin(taken.slot, taken.views.values())
-    assert taken.views["reward"].is_pinned()
-    assert taken.views["reward"].to(device, non_blocking=True).eq(3.0).all()
+    reward = taken.views["reward"]
+    assert pin(shared_memory([reward]), device)
+    assert not pin(torch.zeros(4096), device), "that memory may be freed, and nobody would tell CUDA"
+    assert reward.is_pinned()
+    assert reward.to(device, non_blocking=True).eq(3.0).all()
     torch.cuda.synchronize()
-    pinned.forget()
-    assert not taken.views["reward"].is_pinned()
+    unmapped(reward.untyped_storage().data_ptr(), reward.untyped_storage().nbytes())
+    assert not reward.is_pinned()
     writer.close()
     ring.close()
 

@@ -176,8 +176,16 @@ def test_a_stopped_worker_ends_a_synchronous_training_and_is_named_alone() -> No
     with on_a_board(policy) as collector:
         trainer, pids = _watched(collector, policy, timeout_s=SILENT_S), _pids(collector)
         _at_batch(trainer, 3, lambda: _signal(signal.SIGSTOP, pids[1]))
+        shutdown, left = collector.shutdown, []
+
+        def shut_down(**keys: object) -> None:
+            left.append(wait_until(lambda: not is_alive(pids[1]), 1.0))
+            shutdown(**keys)
+
+        collector.shutdown = shut_down
         with _ends_soon(pids), pytest.raises(AdoptionTimeout) as late:
             trainer.train()
+    assert left[0], "what is stopped cannot leave, so nobody is to wait for it"
     said = str(late.value)
     assert f"worker 1 (pid {pids[1]}, stopped, acts with version" in said
     assert str(pids[0]) not in said

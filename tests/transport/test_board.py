@@ -1178,11 +1178,10 @@ def test_what_is_copied_in_the_background_lives_until_it_is_copied(board: Counte
 
 
 def test_what_an_accelerator_still_reads_lives_until_it_is_copied() -> None:
-    """The accelerator copies its leaves into pinned memory by itself, later than the host asks for it."""
+    """The accelerator gathers its leaves by itself, later than the host asks for it."""
     sources = [torch.ones(2), torch.ones(2)]
     alive = [weakref.ref(tensor) for tensor in sources]
-    pinned, into = [torch.ones(2), torch.ones(2)], [torch.zeros(2), torch.zeros(2)]
-    left = SlotCopy(into, pinned, sources).begin({1})
+    left = SlotCopy([torch.zeros(2), torch.zeros(2)], sources, []).begin({1})
     del sources
     gc.collect()
     assert all(ref() is not None for ref in alive)

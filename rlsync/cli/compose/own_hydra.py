@@ -78,7 +78,7 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
         except ConfigError as error:
             failed[file] = error
         except OmegaConfBaseException as error:
-            where = f"recipe {name!r}, {kind.__module__}.{kind.__qualname__}"
+            where = f"recipe {name!r}, {kind.__module__}.{kind.__qualname__}, key {error.full_key}"
             cure = "give each key a type that Hydra knows and a default of that type"
             failed[file] = ConfigError(f"settings that Hydra does not take: {first_line(error)}", where, cure)
     stored = _stored(tuple(found.items()))

@@ -92,12 +92,9 @@ class DreamerConfig(ReplayConfig):
             needed["recipe.open_loop"] = (looked_at, "seen + ahead", ", or recipe.open_loop.every_frames=0")
         for key, (frames, name, otherwise) in needed.items():
             if self.pace.prefill < frames * streams:
-                yield ConfigError(
-                    f"a prefill of {self.pace.prefill} frames from {streams} environments has no sequence of "
-                    f"{frames} frames ({name})",
-                    key,
-                    f"give recipe.pace.prefill={frames * streams} or more{otherwise}",
-                )
+                prefill = f"a prefill of {self.pace.prefill} frames from {streams} environments"
+                cure = f"give recipe.pace.prefill={frames * streams} or more{otherwise}"
+                yield ConfigError(f"{prefill} has no sequence of {frames} frames ({name})", key, cure)
 
 
 @dataclass

@@ -97,8 +97,8 @@ class Sequences(OwnSampler):
     def __init__(self, length: int, *, within_episodes: bool = False) -> None:
         self.length = length
         self._within_episodes = within_episodes
-        self._order: np.ndarray[Any, Any] | None = None
-        self._run = np.empty(0, dtype=np.int64)  # equal numbers: one sequence, as long as it gets
+        #: The rows in order, and of each the number of its sequence, which is as long as it gets.
+        self._found: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Rows ``[batch_size]``, one sequence after the other; ConfigError if none that long is stored."""
@@ -106,20 +106,20 @@ class Sequences(OwnSampler):
 
     def find(self, storage: Storage, count: int, length: int) -> Tensor:
         """The places ``[count, length]`` of sequences of any length; see :meth:`sample`."""
-        if self._order is None:
-            self._look(storage)
-        assert self._order is not None
-        last = max(0, len(self._order) - length + 1)
-        starts = np.flatnonzero(self._run[:last] == self._run[length - 1 :][:last])
+        if self._found is None:
+            self._found = self._look(storage)
+        order, run = self._found
+        last = max(0, len(order) - length + 1)
+        starts = np.flatnonzero(run[:last] == run[length - 1 :][:last])
         if not len(starts):
             source = "episode" if self._within_episodes else "environment"
             what = f"no {length} rows of one {source} follow each other in the replay buffer"
             cure = "collect more frames before the first update (recipe.pace.prefill), or draw shorter ones"
             raise ConfigError(what, f"{len(storage)} rows are stored", cure)
         chosen = starts[torch.randint(len(starts), (count,)).numpy()]
-        return torch.from_numpy(self._order[chosen[:, None] + np.arange(length)])
+        return torch.from_numpy(order[chosen[:, None] + np.arange(length)])
 
-    def _look(self, storage: Storage) -> None:
+    def _look(self, storage: Storage) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         stored = storage[: len(storage)]
         stream, row = (stored[key].reshape(-1).cpu().numpy() for key in (STREAM, ROW))
         _, first, which = np.unique(stream, return_index=True, return_inverse=True)
@@ -128,11 +128,11 @@ class Sequences(OwnSampler):
         torn = (stream[1:] != stream[:-1]) | (row[1:] != row[:-1] + 1)
         if self._within_episodes:
             torn |= stored["is_init"].reshape(-1).cpu().numpy()[order][1:]
-        self._order, self._run = order, np.concatenate([[0], np.cumsum(torn)])
+        return order, np.concatenate([[0], np.cumsum(torn)])
 
     def clear(self, *_: object) -> None:
         """Look at the rows anew before the next draw."""
-        self._order = None
+        self._found = None
 
     add = extend = load_state_dict = clear
 

@@ -23,6 +23,7 @@ from rlsync.recipes import parts
 from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer, started_collector
 from rlsync.recipes.dreamer.config import DreamerV1Config
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
+from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.spaces import Spaces
 from rlsync.workers.devices import CPU
 
@@ -176,10 +177,4 @@ def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDi
     )
 
 
-RECIPE = parts.Recipe(
-    "dreamer_v1",
-    DreamerV1Config,
-    parts.BOX.probe,
-    build,
-    lambda run: make_loss(run.recipe, run.spaces).actor_network,
-)
+RECIPE = parts.Recipe("dreamer_v1", DreamerV1Config, parts.BOX.probe, build, acting_of_loss(make_loss))

@@ -26,6 +26,7 @@ from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer,
 from rlsync.recipes.dreamer.config import DreamerV3Config
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
 from rlsync.recipes.dreamer.v3_update import pure_update
+from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.spaces import Spaces
 from rlsync.workers.devices import CPU
 
@@ -198,10 +199,4 @@ def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> Probab
     )
 
 
-RECIPE = parts.Recipe(
-    "dreamer_v3",
-    DreamerV3Config,
-    parts.ANY.probe,
-    build,
-    lambda run: make_loss(run.recipe, run.spaces).actor_network,
-)
+RECIPE = parts.Recipe("dreamer_v3", DreamerV3Config, parts.ANY.probe, build, acting_of_loss(make_loss))

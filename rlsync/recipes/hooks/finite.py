@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn, optim
+from torch.nn.utils import get_total_norm
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite
@@ -53,7 +54,10 @@ class StopIfNotFinite(RegistersItself):
 
     def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
         self._steps += 1
-        losses, norms = self._seen.losses(), self._seen.norms() or [_norm(optimizer)]
+        losses, norms = self._seen.losses(), self._seen.norms()
+        if not norms:
+            grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+            norms = [float(get_total_norm(grads))]
         if not (all(map(math.isfinite, norms)) and all(map(all_finite, losses.values()))):
             what = self._at_fault(losses, optimizer)
             if what:
@@ -163,9 +167,3 @@ class _LastLosses:
 
 def _parameters(optimizer: optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _norm(optimizer: optim.Optimizer) -> float:
-    grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
-    norms = [torch.linalg.vector_norm(grad) for grad in grads]
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0

@@ -133,9 +133,7 @@ class Categorical(PolicyHead):
     def width(self) -> int:
         return self.actions
 
-    @property
-    def features(self) -> int:
-        return self.actions
+    features = width
 
     def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         log_probs = _log_probs(params)

@@ -271,14 +271,11 @@ class ImpalaConfig(RecipeConfig):
         if config.collector.kind != "async":
             what = f"the workers of {self.name} never wait for the learner: its collector cannot be sync"
             yield ConfigError(what, "collector.kind", "give collector.kind=async")
-        wanted = self.batch_size * self.unroll_length
-        if config.collector.frames_per_batch != wanted:
-            yield ConfigError(
-                f"a batch of {config.collector.frames_per_batch} frames is not {self.batch_size} unrolls of "
-                f"{self.unroll_length}",
-                "collector.frames_per_batch",
-                f"give recipe.batch_size x recipe.unroll_length = {wanted}",
-            )
+        frames, wanted = config.collector.frames_per_batch, self.batch_size * self.unroll_length
+        if frames != wanted:
+            what = f"a batch of {frames} frames is not {self.batch_size} unrolls of {self.unroll_length}"
+            cure = f"give recipe.batch_size x recipe.unroll_length = {wanted}"
+            yield ConfigError(what, "collector.frames_per_batch", cure)
         if self.when_full != "block" and not config.cluster.here:
             what = "the nodes of a cluster drop no unroll: their workers wait for a free slot"
             yield ConfigError(what, "recipe.when_full", "give recipe.when_full=block, or cluster=none")

@@ -138,11 +138,10 @@ class PrioritizedRows(OwnSampler):
         rows = torch.as_tensor(index).reshape(-1).cpu().numpy()
         errors = torch.as_tensor(priority).detach().reshape(-1).double().cpu().numpy() + _LEAST
         if not np.isfinite(errors).all():
-            raise NotFinite(
-                f"the priority of a frame cannot be {errors[~np.isfinite(errors)][0]:g}",
-                "PrioritizedRows.update_priority, which was given the errors of a loss",
-                "look at the rewards and the losses of the steps before; no priority was changed",
-            )
+            what = f"the priority of a frame cannot be {errors[~np.isfinite(errors)][0]:g}"
+            where = "PrioritizedRows.update_priority, which was given the errors of a loss"
+            cure = "look at the rewards and the losses of the steps before; no priority was changed"
+            raise NotFinite(what, where, cure)
         self._largest = max(self._largest, float(errors.max()))
         self._put(rows, errors**self._alpha)
 

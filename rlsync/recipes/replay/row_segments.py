@@ -54,14 +54,13 @@ class Folder:
         """Link a segment's file. False if it is not here, or not whole."""
         try:
             size = os.stat(segment.file, dir_fd=self._descriptor).st_size
-            if size != segment.file_bytes:
-                return False
-            os.link(segment.file, into / segment.file, src_dir_fd=self._descriptor)
+            if size == segment.file_bytes:
+                os.link(segment.file, into / segment.file, src_dir_fd=self._descriptor)
+            return size == segment.file_bytes
         except FileExistsError:  # it was linked there before
             return True
         except FileNotFoundError:
             return False
-        return True
 
     def is_gone(self) -> bool:
         """Whether it was deleted, which only an empty folder can be."""

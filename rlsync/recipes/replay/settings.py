@@ -71,22 +71,16 @@ class ReplayConfig(RecipeConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         asked = self.pace.ratio * config.collector.frames_per_batch
         if self.pace.burst is not None and 0 < self.pace.burst < asked < math.inf:
-            yield ConfigError(
-                f"at most {self.pace.burst} updates after a batch are fewer than the ratio's {asked:g}",
-                "recipe.pace.burst",
-                f"give at least recipe.pace.ratio x collector.frames_per_batch = {math.ceil(asked)}, or null",
-            )
+            what = f"at most {self.pace.burst} updates after a batch are fewer than the ratio's {asked:g}"
+            least = f"recipe.pace.ratio x collector.frames_per_batch = {math.ceil(asked)}"
+            yield ConfigError(what, "recipe.pace.burst", f"give at least {least}, or null")
         if self.pace.prefill >= self.total_frames:
             what = f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from"
             cure = f"give less than recipe.total_frames = {self.total_frames}"
             yield ConfigError(what, "recipe.pace.prefill", cure)
-        if self.buffer_frames < self.frames_in_an_update():
-            yield ConfigError(
-                f"a replay buffer of {self.buffer_frames} frames never holds a batch of "
-                f"{self.frames_in_an_update()}",
-                "recipe.buffer_frames",
-                f"give at least {self._batch_key()} = {self.frames_in_an_update()}",
-            )
+        if self.buffer_frames < (needed := self.frames_in_an_update()):
+            what = f"a replay buffer of {self.buffer_frames} frames never holds a batch of {needed}"
+            yield ConfigError(what, "recipe.buffer_frames", f"give at least {self._batch_key()} = {needed}")
 
     def _batch_key(self) -> str:
         return "recipe.batch_size"

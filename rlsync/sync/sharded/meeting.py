@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import select
 import socket
 import struct
@@ -134,10 +133,6 @@ class RankNote:
     token: str  #: what the owner must say first
     timeout_s: float  #: how long it waits for the owner, and the owner for it
     leaves: dict[str, Sharding]
-
-    @classmethod
-    def here(cls, address: tuple[str, int], timeout_s: float, leaves: dict[str, Sharding]) -> RankNote:
-        return cls(own_rank(), os.getpid(), kind().host(), address, secrets.token_hex(16), timeout_s, leaves)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankNote:

@@ -106,18 +106,14 @@ class Ranks:
     def tell(self, error: BaseException | None) -> None:
         """Tell the other ranks what this publish has come to: a version, none, or an error."""
         if error is None:
-            version = None if self._filled is None else self._filled.version
-            self._tell({"say": "done", "number": self._number, "version": version})
-            return
-        told = error if isinstance(error, RlsyncError) else RlsyncError(f"{type(error).__name__}: {error}")
-        words = {"what": told.what, "where": told.where, "cure": told.cure}
-        self._tell({"say": "failed", "number": self._number, **words})
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        """Tell all that can be reached; the next publish refuses to do without the others."""
+            words = {"say": "done", "version": None if self._filled is None else self._filled.version}
+        else:
+            if not isinstance(error, RlsyncError):
+                error = RlsyncError(f"{type(error).__name__}: {error}")
+            words = {"say": "failed", "what": error.what, "where": error.where, "cure": error.cure}
         for other in self._others.values():
-            with suppress(PublishError):
-                self._send(other, message)
+            with suppress(PublishError):  # the next publish refuses to do without those that are lost
+                self._send(other, {"number": self._number, **words})
 
     def _send(self, other: meeting.Other, message: dict[str, Any]) -> None:
         if not other.gone:
@@ -219,12 +215,10 @@ class Ranks:
 
 
 def _without_board(subject: str, where: str) -> LayoutMismatch:
-    return LayoutMismatch(
-        f"{subject} sharded over ranks, and only a board takes the parts of a leaf",
-        where,
-        "use a process collector with a BoardScheme; or gather it first (full_tensor, or a full state dict), "
-        "and name the gathered module",
-    )
+    what = f"{subject} sharded over ranks, and only a board takes the parts of a leaf"
+    cure = "use a process collector with a BoardScheme; "
+    cure += "or gather it first (full_tensor, or a full state dict), and name the gathered module"
+    return LayoutMismatch(what, where, cure)
 
 
 @dataclass

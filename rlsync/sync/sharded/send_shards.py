@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +22,7 @@ from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.tensors.sharded import Block, Sharding, block_of, is_sharded, own_part, write_blocks
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.shared_file import FileAddress
+from rlsync.transport.shared_file import FileAddress, kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +117,14 @@ class SendShards:
         for destination, root in sources.items():
             described |= self._describe(destination, root)
         if not self._leaves:
-            raise LayoutMismatch(
-                "no leaf is sharded, so there is nothing to send",
-                f"SendShards({{{', '.join(map(repr, sources))}: ...}}) of rank {meeting.own_rank()}",
-                "give it the module that FSDP or tensor parallelism has sharded; if none is sharded, the "
-                "publishing rank needs no other",
-            )
+            where = f"SendShards({{{', '.join(map(repr, sources))}: ...}}) of rank {meeting.own_rank()}"
+            cure = "give it the module that FSDP or tensor parallelism has sharded; if none is sharded, the "
+            cure += "publishing rank needs no other"
+            raise LayoutMismatch("no leaf is sharded, so there is nothing to send", where, cure)
         self._listener = meeting.listen()
-        address = self._listener.getsockname()
-        self._note = meeting.RankNote.here((address[0], address[1]), timeout_s, described)
+        rank, pid, token = meeting.own_rank(), os.getpid(), secrets.token_hex(16)
+        address, port, *_ = self._listener.getsockname()
+        self._note = meeting.RankNote(rank, pid, kind().host(), (address, port), token, timeout_s, described)
         self._wire: meeting.Wire | None = None
         self._owner = -1
         self._board: RankEnd | None = None
@@ -140,8 +141,9 @@ class SendShards:
             PublishError: the version was given up, or the publishing rank is gone or does not come in time.
         """
         deadline = time.monotonic() + self.timeout_s
-        message = self._next(deadline)
+        early: dict[str, Any] | None = None  # what the owner has said while this rank brought its parts
         while True:
+            message, early = early or self._next(deadline), None
             match message:
                 case {"say": "done", "version": version}:
                     return version  # type: ignore[no-any-return]
@@ -152,10 +154,6 @@ class SendShards:
                 case {"say": "publish"}:
                     early = self._bring(message)
                     deadline = time.monotonic() + 2 * self.timeout_s  # the owner may wait for other ranks
-                    if early is not None:
-                        message = early
-                        continue
-            message = self._next(deadline)
 
     def close(self) -> None:
         """Take part in nothing any more."""
@@ -186,12 +184,9 @@ class SendShards:
             cure = "look for the error of that rank; restart the learner"
             raise PublishError(f"rank {self._owner}, which publishes, is gone", self._where(), cure) from gone
         if message is None:
-            raise PublishError(
-                f"the rank that publishes did not come within {self.timeout_s:g} s",
-                self._where(),
-                "call this wherever that rank calls its hook or publishes, and nowhere else; or give a "
-                "longer timeout_s",
-            )
+            what = f"the rank that publishes did not come within {self.timeout_s:g} s"
+            cure = "call this wherever that rank calls its hook or publishes, and nowhere else; or give a "
+            raise PublishError(what, self._where(), cure + "longer timeout_s")
         return message
 
     def _accept(self, deadline: float) -> meeting.Wire:

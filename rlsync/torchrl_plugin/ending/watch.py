@@ -14,15 +14,17 @@ from torchrl.collectors import AsyncBatchedCollector
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.core.path import short
+from rlsync.sync.families import end_group
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, wrap_batches
 from rlsync.torchrl_plugin.compat.endings import lost_in_place
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.waits import lost_workers
+from rlsync.transport.board.format import process_state
 from rlsync.transport.contract import ReaderStatus
 
-#: Before the error is raised, the other workers get this long to end; then they are killed.
+#: Before the error is raised, workers that are not stopped get this long to end; then they are killed.
 END_WITHIN_S = 5.0
 
 _DEAD_WITHIN_S = 1.0
@@ -156,4 +158,7 @@ class Watch:
     def _end_workers(self) -> None:
         collector = self._collector()
         if collector is not None:
+            for process in getattr(collector, "procs", ()):
+                if process_state(process.pid) == "stopped":  # it would not leave in any time
+                    end_group(process)
             collector.shutdown(timeout=END_WITHIN_S, raise_on_error=False)

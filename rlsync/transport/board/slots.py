@@ -1,8 +1,7 @@
 """The writer's slots: where they lie, which are free, and how a version gets into one.
 
-An accelerator copies its leaves into pinned memory by itself, on a stream of its own, while the learner goes
-on. From there they are copied into the slot. The slot itself is not pinned: torch pins only what it
-allocates, and a slot is a mapping that workers share.
+An accelerator gathers its leaves in memory of its own, on a stream beside the learner's, who may write to
+them from then on; one copy takes them to the slot, which CUDA pins.
 """
 
 from __future__ import annotations
@@ -15,7 +14,17 @@ from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Stamp
-from rlsync.tensors.device import NOTHING_QUEUED, Lanes, Moment, all_on_cpu, is_queued, pinned
+from rlsync.tensors.device import (
+    NOTHING_QUEUED,
+    Lanes,
+    Moment,
+    Packing,
+    all_on_cpu,
+    is_queued,
+    pin,
+    queued_devices,
+    shared_memory,
+)
 from rlsync.tensors.digest import writes
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
@@ -189,59 +198,53 @@ class SlotCopy:
     """Leaves on their way into a slot."""
 
     into: Sequence[Tensor]  #: the slot's leaves
-    tensors: Sequence[Tensor]  #: the learner's, or pinned ones in place of those on an accelerator
-    sources: Sequence[Tensor]  #: the learner's; kept here, or their memory would be reused while it is read
-    soon: Moment = NOTHING_QUEUED  #: what the learner may write to now has left the accelerators
-    late: Moment = NOTHING_QUEUED  #: the rest has
+    tensors: Sequence[Tensor]  #: the learner's; kept here, or their memory would be reused while it is read
+    here: Sequence[int]  #: those that the host copies
+    soon: Moment = NOTHING_QUEUED  #: what the learner may write to now was read by the accelerators
+    late: Moment = NOTHING_QUEUED  #: all that they copy has arrived
 
     def finish(self) -> None:
         """Copy. It waits for the accelerators, and for nothing else."""
         self.soon.wait()
         self.late.wait()
-        copy(self.into, self.tensors)
+        self._copy(self.here)
 
     def begin(self, later: Set[int]) -> SlotCopy:
         """Make sure of all leaves but ``later``: afterwards the learner may write to them. Copies what is in
         host memory now; an accelerator does coming work after its copy. Returns the rest.
         """
         self.soon.order()
-        pairs = enumerate(zip(self.tensors, self.sources, strict=True))
-        now = [i for i, (tensor, source) in pairs if tensor is source and i not in later]
-        done = set(now)
-        self._part(now).finish()
-        left = self._part([i for i in range(len(self.into)) if i not in done])
-        return replace(left, soon=self.soon, late=self.late)
+        self._copy([i for i in self.here if i not in later])
+        return replace(self, here=[i for i in self.here if i in later])
 
-    def _part(self, which: Sequence[int]) -> SlotCopy:
-        into, tensors = [self.into[i] for i in which], [self.tensors[i] for i in which]
-        return SlotCopy(into, tensors, [self.sources[i] for i in which])
+    def _copy(self, which: Sequence[int]) -> None:
+        if len(which) == len(self.into):
+            copy(self.into, self.tensors)
+        else:
+            copy([self.into[i] for i in which], [self.tensors[i] for i in which])
 
 
 class Staging:
     """Brings leaves into slots, one version after the other."""
 
     def __init__(self) -> None:
-        self._lanes = Lanes()
-        self._layout: Layout | None = None
-        self._pinned: list[Tensor] = []
+        self._lanes, self._packing = Lanes(), Packing()
 
-    def copy(
-        self, layout: Layout, into: Sequence[Tensor], tensors: Sequence[Tensor], later: Set[int] = frozenset()
-    ) -> SlotCopy:
+    def copy(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> SlotCopy:
         """Begin to bring ``tensors`` into a slot. The copy before this one must be finished."""
         if all_on_cpu(tensors):
-            return SlotCopy(into, tensors, tensors)
-        queued = [i for i, tensor in enumerate(tensors) if is_queued(tensor.device)]
-        if queued and layout is not self._layout:
-            self._layout, self._pinned = layout, layout.owned_views(pinned(layout.image_bytes))
-        staged = list(tensors)
-        for i in queued:
-            staged[i] = self._pinned[i]
-        soon, late = ([i for i in queued if (i in later) is put_off] for put_off in (False, True))
-        return SlotCopy(into, staged, tensors, self._gather(soon, tensors), self._gather(late, tensors))
-
-    def _gather(self, which: Sequence[int], tensors: Sequence[Tensor]) -> Moment:
-        return self._lanes.copy([self._pinned[i] for i in which], [tensors[i].detach() for i in which])
+            return SlotCopy(into, tensors, range(len(into)))
+        here = [i for i, tensor in enumerate(tensors) if not is_queued(tensor.device)]
+        devices, memory = queued_devices(tensors), shared_memory(into)
+        for device in devices:
+            pin(memory, device)
+        if not here and len(devices) == 1 and memory is not None:
+            packed, views = self._packing.of(memory, into, *devices)
+            soon = self._lanes.copy(views, [tensor.detach() for tensor in tensors])
+            return SlotCopy(into, tensors, here, soon, self._lanes.copy([memory], [packed], soon))
+        queued = [i for i in range(len(into)) if i not in here]
+        done = self._lanes.copy([into[i] for i in queued], [tensors[i].detach() for i in queued])
+        return SlotCopy(into, tensors, here, done, done)
 
 
 @dataclass(frozen=True, slots=True)

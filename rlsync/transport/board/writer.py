@@ -41,9 +41,9 @@ from rlsync.transport.shared_file import Mark, SharedFile
 class BoardWriter(BoardWatch, Transport):
     """The learner's end of a board.
 
-    A publish costs one memory copy and never waits for a worker. Leaves on an accelerator are first copied
-    into pinned memory, by the accelerator. Slots are added when they are needed:
-    three in steady state, one more for each worker that lags behind and still leases an older one.
+    A publish costs one memory copy and never waits for a worker. An accelerator gathers its leaves first, in
+    memory of its own. Slots are added when they are needed: three in steady state, one more for each worker
+    that lags behind and still leases an older one.
 
     Args:
         max_slots: upper bound of slots in memory. When all are leased, a publish is coalesced. The default
@@ -223,10 +223,10 @@ class BoardWriter(BoardWatch, Transport):
         self, slot: int, stamp: Stamp, tensors: Sequence[Tensor], later: Set[int]
     ) -> Callable[[], None]:
         """What is left to do for a slot, once the copies that must not wait were made."""
-        layout, views = self._slots.leaves(slot)
+        _, views = self._slots.leaves(slot)
         if self._fill is not None and not later:
             return partial(self._fill, self._slots.place(slot), stamp, views, tensors)
-        copy = self._staging.copy(layout, views, tensors, later)
+        copy = self._staging.copy(views, tensors)
         return (copy.begin(later) if later else copy).finish
 
     def _finish(

@@ -170,15 +170,10 @@ class ClusterCollector(RolloutCollector):
 
     def status(self) -> ClusterStatus:
         """The nodes and their workers, as they said last."""
-        reports, tally = self._transport.nodes, self.tally
-        nodes = tuple(
-            NodeStatus(name, report.stamp.version, tuple(report.readers))
-            if (report := reports.get(name)) is not None
-            else NodeStatus(name, 0, ())
-            for name in map(str, self.nodes)
-        )
-        version, lost, rollouts_lost = self.policy_version, tally.lost, tally.rollouts_lost
-        return ClusterStatus(os.getpid(), time.time(), version, nodes, lost, rollouts_lost)
+        told = {name: (it.stamp.version, tuple(it.readers)) for name, it in self._transport.nodes.items()}
+        nodes = tuple(NodeStatus(name, *told.get(name, (0, ()))) for name in map(str, self.nodes))
+        lost, rollouts_lost = self.tally.lost, self.tally.rollouts_lost
+        return ClusterStatus(os.getpid(), time.time(), self.policy_version, nodes, lost, rollouts_lost)
 
     def board_here(self) -> BoardHandle:
         """A board of this machine that gets every version as a node does; see :class:`BoardHere`."""
@@ -248,6 +243,7 @@ class BoardHere:
 
     def __init__(self, mailbox: Any, timeout_s: float = 60.0) -> None:
         self._board = BoardWriter()
+        self.handle = self._board.handle
         self._receiver = NodeReceiver(mailbox, "the learner's machine", self._board, numbers=())
         if not has_version(self._receiver, timeout_s):
             self.close()
@@ -255,10 +251,6 @@ class BoardHere:
             where = "starting the evaluating process of a run on a cluster"
             cure = "look whether Ray's object store has room, or evaluate after the run: rlsync eval RUN"
             raise AdoptionTimeout(what, where, cure) from self._receiver.failure
-
-    @property
-    def handle(self) -> BoardHandle:
-        return self._board.handle
 
     def close(self) -> None:
         self._receiver.close()

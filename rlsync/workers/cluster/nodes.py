@@ -153,12 +153,10 @@ class Nodes:
 
     def silent(self, timeout_s: float) -> AdoptionTimeout:
         nodes = ", ".join(f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self)
-        return AdoptionTimeout(
-            f"no rollout came for {timeout_s:g} s from {nodes or 'any node'}",
-            "collecting rollouts",
-            "look at the workers of these nodes; if a rollout takes that long, give a longer "
-            "silent_timeout_s",
-        )
+        what = f"no rollout came for {timeout_s:g} s from {nodes or 'any node'}"
+        cure = "look at the workers of these nodes; "
+        cure += "if a rollout takes that long, give a longer silent_timeout_s"
+        return AdoptionTimeout(what, "collecting rollouts", cure)
 
     def end(self, timeout_s: float) -> None:
         """End all agents and their workers, which may take ``timeout_s`` to leave."""
@@ -187,9 +185,8 @@ class Nodes:
         for node_id, machine in living.items():
             if node_id in self._by_id or node_id in self._given_up or due.get(node_id, now) > now:
                 continue
-            if not self.placement.takes(machine.resources):
-                continue
-            if node_id == self._here and not self.placement.beside_learner:
+            left_out = node_id == self._here and not self.placement.beside_learner
+            if left_out or not self.placement.takes(machine.resources):
                 continue
             self.tally.restarted += due.pop(node_id, None) is not None
             seats = {node.seat for node in self}
@@ -235,10 +232,8 @@ class Nodes:
 
     def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
         late = ", ".join(str(node.machine) for node in waiting) or "none that is there"
-        return AdoptionTimeout(
-            f"{len(self.acting)} of {max(self.placement.min_nodes, len(self._by_id))} nodes are ready after "
-            f"{self.placement.start_timeout_s:g} s; not ready: {late}",
-            "starting the workers of a cluster",
-            "look whether these nodes have the resources (ray status) and the same packages, or give a "
-            "longer start_timeout_s",
-        )
+        wanted, within_s = max(self.placement.min_nodes, len(self._by_id)), self.placement.start_timeout_s
+        what = f"{len(self.acting)} of {wanted} nodes are ready after {within_s:g} s; not ready: {late}"
+        cure = "look whether these nodes have the resources (ray status) and the same packages, or give a "
+        cure += "longer start_timeout_s"
+        return AdoptionTimeout(what, "starting the workers of a cluster", cure)

@@ -91,12 +91,10 @@ def check_address(address: str | None) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(
-            f"{address!r} is not the address of a cluster",
-            f"{ADDRESS_KEY}={address}",
-            "give HOST:PORT of its head node, for example 10.0.0.1:6379, and run the learner on a node of "
-            "the cluster; or auto, or null for a Ray on this machine alone",
-        )
+        what, where = f"{address!r} is not the address of a cluster", f"{ADDRESS_KEY}={address}"
+        cure = "give HOST:PORT of its head node, for example 10.0.0.1:6379, and run the learner on a node of "
+        cure += "the cluster; or auto, or null for a Ray on this machine alone"
+        raise ConfigError(what, where, cure)
 
 
 def check_reachable(address: str) -> None:
@@ -105,11 +103,10 @@ def check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise ConfigError(
-            f"nothing answers at {address}: {error}",
-            f"{ADDRESS_KEY}={address}",
-            "look whether the cluster runs (ray status, on its head node) and whether a firewall is between",
-        ) from error
+        what, where = f"nothing answers at {address}: {error}", f"{ADDRESS_KEY}={address}"
+        cure = "look whether the cluster runs (ray status, on its head node) "
+        cure += "and whether a firewall is between"
+        raise ConfigError(what, where, cure) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ class SerialEnvs(Envs):
         super().__init__(num_envs, actions, tuple(seen.shape[1:]), dtype)
         self._key = observation
         self._actions = self.envs.action_spec
-        self._one_hot = isinstance(self._actions, OneHot)
         self._now: TensorDictBase = TensorDict()
 
     def reset(self, seed: int | None = None) -> Tensor:
@@ -37,7 +36,7 @@ class SerialEnvs(Envs):
         return self._now.get(self._key)
 
     def send(self, action: Tensor) -> None:
-        if self._one_hot:
+        if isinstance(self._actions, OneHot):
             action = F.one_hot(action, self._actions.shape[-1])
         elif action.dtype.is_floating_point:
             action = self._actions.project(action)

@@ -110,11 +110,9 @@ class RenderedEnvs(GymnasiumEnvs):
             raise self._no_picture(f"it renders arrays of shape {drawn}")
         top, bottom, left, right = self.crop or (0, drawn[0], 0, drawn[1])
         if not (0 <= top < bottom <= drawn[0] and 0 <= left < right <= drawn[1]):
-            raise ConfigError(
-                f"the crop {list(self.crop)} is no part of a picture of {drawn[0]} rows, {drawn[1]} columns",
-                "env.crop",
-                "give [top,bottom,left,right] within the picture, or [] for all of it",
-            )
+            picture = f"a picture of {drawn[0]} rows, {drawn[1]} columns"
+            cure = "give [top,bottom,left,right] within the picture, or [] for all of it"
+            raise ConfigError(f"the crop {list(self.crop)} is no part of {picture}", "env.crop", cure)
         size = (self.img_height, self.img_width)
         box = Box(0, 255, (3, *size), np.uint8)
         return TransformObservation(env, lambda picture: shrunk(picture[top:bottom, left:right], size), box)

@@ -83,12 +83,7 @@ class ReplayMix:
     """
 
     def __init__(
-        self,
-        replay: UnrollReplay | SharedReplay,
-        replay_ratio: float,
-        *,
-        min_steps: int = 1,
-        agent: int = 0,
+        self, replay: UnrollReplay | SharedReplay, replay_ratio: float, *, min_steps: int = 1, agent: int = 0
     ) -> None:
         if not 0 <= replay_ratio < math.inf:
             what = f"the replay ratio cannot be {replay_ratio!r}"
