@@ -115,6 +115,9 @@ class Refused(RlsyncError):
     """The machine refuses what is asked of it."""
 
 
+#: What to do about a folder that is none of a run.
+NAME_IT = "name the folder that rlsync train printed as 'run'; runs made in Python write no config"
+
 #: What a user can do about errors of the machine, by their numbers.
 _CURES = {
     errno.ENOSPC: "free some space there; a container has little of /dev/shm (docker run --shm-size=1g)",

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from rlsync.cli.main import NAME_IT
 from rlsync.cli.trust import config_in
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
-from rlsync.recipes.run_files import EVALUATIONS, METRICS, NAME_IT, RECEIPTS, RESOLVED, SCALARS, STALENESS
+from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, SCALARS, STALENESS
 
 Numbers = NDArray[np.float64]
 

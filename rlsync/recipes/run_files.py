@@ -12,8 +12,6 @@ from typing import Any
 from rlsync.core.whole_file import record_in, write_whole
 
 RESOLVED = "config.yaml"  #: the run's config, every key with its value
-#: What to do about a folder that is none of a run.
-NAME_IT = "name the folder that rlsync train printed as 'run'; runs made in Python write no config"
 RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish
 #: The run's id, and the version numbers that no later life of the run gives out again.
 VERSIONS = "versions.json"

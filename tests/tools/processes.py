@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -96,7 +96,8 @@ def stopped(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it was ended meanwhile
+            os.kill(pid, signal.SIGCONT)
 
 
 def _children(parent: int) -> list[tuple[int, str]]:

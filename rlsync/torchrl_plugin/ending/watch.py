@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from torchrl.collectors import AsyncBatchedCollector
@@ -159,6 +159,7 @@ class Watch:
         collector = self._collector()
         if collector is not None:
             for process in getattr(collector, "procs", ()):
-                if process_state(process.pid) == "stopped":  # it would not leave in any time
-                    end_group(process)
+                with suppress(ValueError):  # closed: TorchRL has ended it
+                    if process_state(process.pid) == "stopped":  # it would not leave in any time
+                        end_group(process)
             collector.shutdown(timeout=END_WITHIN_S, raise_on_error=False)
