@@ -247,8 +247,7 @@ def test_the_target_of_cartpole_is_that_of_no_other_environment(recipe: str, env
     assert composed(f"recipe={recipe}", env, "env.id=Acrobot-v1").recipe.target_return is None
 
 
-@pytest.mark.one_case
-@pytest.mark.seconds
+@pytest.mark.thorough
 @pytest.mark.parametrize(("recipe", "general"), [("sac", SACConfig()), ("td3", TD3Config())])
 def test_what_suits_pendulum_is_not_what_continuous_actions_get_in_general(
     recipe: str, general: ActorCriticConfig

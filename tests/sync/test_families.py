@@ -88,6 +88,7 @@ def program(folder: Path, *words: str) -> Iterator[Program]:
         started.stderr.close()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_outlives_its_fork_server_is_alive_until_it_is_ended(tmp_path: Path) -> None:
     with program(tmp_path, "server") as started:
         told = started.stdout.read()
@@ -157,7 +158,7 @@ if __name__ == "__main__":
         ),
     ],
 )
-@pytest.mark.one_case
+@pytest.mark.thorough
 def test_a_fork_server_that_is_killed_while_it_starts_a_worker_is_replaced_or_told_of(
     times: int, told: list[str], tmp_path: Path
 ) -> None:

@@ -174,7 +174,7 @@ def test_an_interactive_interpreter_keeps_its_workers_until_it_is_left(
     assert "alive [True]" in said
 
 
-@pytest.mark.seconds
+@pytest.mark.thorough
 def test_pytest_ends_after_a_failing_test_that_left_its_collector_open(
     tmp_path: Path, sessions: list[int]
 ) -> None:

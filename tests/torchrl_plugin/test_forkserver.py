@@ -164,6 +164,7 @@ print(used, told[0].filename == "<string>", told[0].message)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_fork_server_that_runs_without_torchrl_is_not_used() -> None:
     done = fresh_python("-c", ANOTHER_SERVER)
