@@ -177,11 +177,9 @@ def _state_of(run: Path) -> RunStatus:
     if cluster is not None:
         return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
     if learner is not None:
-        numbers, why = (
-            files.statistics_in(run),
-            "its workers read no board, so the learner alone can ask them",
-        )
-        why = why if numbers is not None and numbers.frames else f"the run is starting, or {why}"
+        numbers = files.statistics_in(run)
+        starting = "" if numbers is not None and numbers.frames else "the run is starting, or "
+        why = f"{starting}its workers read no board, so the learner alone can ask them"
         return RunStatus(RUNNING, f"pid {learner} trains: {why}")
     if not (run / files.RESOLVED).is_file():
         what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"

@@ -242,7 +242,7 @@ class Staging:
             packed, views = self._packing.of(memory, into, *devices)
             soon = self._lanes.copy(views, [tensor.detach() for tensor in tensors])
             return SlotCopy(into, tensors, here, soon, self._lanes.copy([memory], [packed], soon))
-        queued = [i for i in range(len(into)) if i not in here]
+        queued = [i for i, tensor in enumerate(tensors) if is_queued(tensor.device)]
         done = self._lanes.copy([into[i] for i in queued], [tensors[i].detach() for i in queued])
         return SlotCopy(into, tensors, here, done, done)
 
