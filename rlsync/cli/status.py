@@ -33,7 +33,7 @@ _EXAMPLES = """examples:
   rlsync status --json runs/2026-11-20/18-00-00-000000
   rlsync status --schema
 
-exit status: 0 all workers live, 1 one is dead or the run has ended or has not begun, 2 not a run folder;
+exit status: 0 no worker is dead, 1 one is or the run does not go on, 2 not a run folder;
 with --watch 0 the run ended well, 1 it failed or was killed, 130 after Ctrl-C
 """
 
@@ -146,7 +146,8 @@ def status_of(run: Path) -> RunStatus:
     told = [found.told, *(() if statistics is None else (str(statistics),))]
     if schedule.is_file():
         told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
-    return replace(found, told="\n".join(told), statistics=statistics)
+    version = statistics.version if found.version is None and statistics else found.version
+    return replace(found, told="\n".join(told), statistics=statistics, version=version)
 
 
 def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:

@@ -137,9 +137,7 @@ def _outputs(act: Act, seed: int, observation: Tensor, state: State) -> dict[str
     """What comes of an act where torch's random numbers begin with a seed: the action, and a state."""
     with torch.no_grad(), torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        out = (
-            act(observation, {n: value.clone() for n, value in state.items()}) if state else act(observation)
-        )
+        out = act(observation, {n: it.clone() for n, it in state.items()}) if state else act(observation)
     action, after = out if state else (out, {})
     return {"action": action, **after}
 

@@ -68,9 +68,7 @@ class Policy(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network, in host memory, by their names in its state dict."""
         held = self.network.state_dict().items()
-        return {
-            name: leaf.detach().cpu().clone().contiguous() for name, leaf in held if isinstance(leaf, Tensor)
-        }
+        return {n: leaf.detach().cpu().clone().contiguous() for n, leaf in held if isinstance(leaf, Tensor)}
 
     def digest(self) -> str:
         """BLAKE2b of the names, dtypes, shapes and bytes of its weights, 40 hexadecimal digits."""

@@ -52,9 +52,7 @@ def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
     for batches, after in enumerate(run):
         steps = range(before.updates + 1, after.updates + 1) if "optim_steps" in units else range(0)
         while steps:
-            first = bisect_left(
-                steps, True, key=lambda step: when.due(last, Counters(batches, after.frames, step))
-            )
+            first = bisect_left(steps, True, key=lambda s: when.due(last, Counters(batches, after.frames, s)))
             if first == len(steps):
                 break
             last = Counters(batches, after.frames, steps[first])

@@ -17,7 +17,7 @@ from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
 from rlsync import DreamerPlayer, LogReceipts, RecordSchedule, SyncWeights, VerifySync
-from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.extensions import LOGGERS, imported, installed
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Component
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
@@ -182,6 +182,11 @@ def make_logger(config: Config) -> Logger | None:
         what = f"the {kind} logger does not take these arguments: {first_line(error)}"
         cure = "give what it lacks, +logger.kwargs.NAME=VALUE, and leave out what it does not know"
         raise ConfigError(what, "logger.kwargs", cure) from error
+    except (OSError, RlsyncError):
+        raise  # these say what, where and how to mend it
+    except Exception as error:
+        what = f"the {kind} logger cannot start: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError(what, "logger.kind", "mend it, or take logger=csv") from error
     # TorchRL's loggers in processes of their own do not inherit Logger.
     own = getattr(type(logger), "log_scalar", Logger.log_scalar) is not Logger.log_scalar
     if not own or not hasattr(logger, "close"):

@@ -184,9 +184,7 @@ def _flat(value: object) -> dict[str, Tensor]:
     if isinstance(value, Tensor):
         return {"": value}
     if is_tensordict(value):
-        named = (
-            (".".join(key) if isinstance(key, tuple) else key, item) for key, item in value.items(True, True)
-        )
+        named = ((".".join(k) if isinstance(k, tuple) else k, item) for k, item in value.items(True, True))
         return {f"'{name}'": item for name, item in named if isinstance(item, Tensor)}
     if isinstance(value, tuple | list):
         return {f"output {n}": t for n, item in enumerate(value) for t in _flat(item).values()}

@@ -199,7 +199,8 @@ def close_with_program(closable: Closable) -> None:
 
 def _end_all(collectors: WeakSet[WorkerProcesses], closables: WeakSet[Closable]) -> None:
     try:
-        _end_workers(list(collectors))
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C: they have been killed
+            _end_workers(list(collectors))
     finally:
         for closable in list(closables):
             with suppress(Exception):  # TorchRL's schemes ignore them, too, when they are deleted

@@ -232,21 +232,24 @@ def check_trained(root: object, path: Path, where: str) -> None:
             continue
         named = Path(path.segments[: depth + 1])
         module = _walk_source(root, named, where)
-        if not _same_memory(module, trained):
-            what = f"{named} does not hold the weights that are trained"
+        if apart := _apart(module, trained):
+            what = f"{named} does not hold the weights that are trained: {apart}"
             cure = f"name {named}_params, which does (leading dimensions included), or build the loss "
-            cure += "around this module instead of copying it"
+            cure += "around this module, anew if a layer was replaced, instead of copying it"
             raise errors.AmbiguousSource(what, f"path {str(path)!r}, {where}", cure)
 
 
-def _same_memory(module: object, trained: TensorDictParams) -> bool:
+def _apart(module: object, trained: TensorDictParams) -> str:
+    """The first trained leaf that a module does not hold, in words; empty if it holds all."""
     live = Leaves(module, "source")
     held = Leaves(trained, "source_params")
     by_name = dict(zip(live.names, live.tensors(), strict=True))
-    return all(
-        name in by_name and memory_key(by_name[name]) == memory_key(tensor)
-        for name, tensor in zip(held.names, held.tensors(), strict=True)
-    )
+    for name, tensor in zip(held.names, held.tensors(), strict=True):
+        if (here := by_name.get(name)) is None:
+            return f"it has no {name}"
+        if memory_key(here) != memory_key(tensor):
+            return f"its {name} {tuple(here.shape)} is not the trained one {tuple(tensor.shape)}"
+    return ""
 
 
 def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:

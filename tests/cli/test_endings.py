@@ -384,6 +384,7 @@ def test_a_run_that_was_killed_is_told_from_one_that_ended(
         watching.kill()
     code, told, said = status(tmp_path / "it", capsys)
     assert (code, told["state"], told["ended"]) == (1, "killed", None)
+    assert told["version"] == told["statistics"]["version"]
     assert said.startswith("killed, or the machine stopped; the run last wrote something 20")
     assert "no checkpoint" in said
 

@@ -244,6 +244,9 @@ class Bare:
 
 def silent(**given):
     return Silent(**given)
+
+def broken(**given):
+    raise RuntimeError("no server")
 """
 
 
@@ -252,6 +255,7 @@ def silent(**given):
     [
         ("nothing", "the own logger is none: it is a NoneType", "a log_scalar of its own"),
         ("Bare", "the own logger is none: it is a Bare", "Logger that has a log_scalar"),
+        ("broken", "the own logger cannot start: RuntimeError: no server", "mend it, or take logger=csv"),
         ("silent", "the own logger is none: it is a Silent", "a log_scalar of its own"),
         ("make", "missing 1 required positional argument: 'more'", r"\+logger.kwargs.NAME=VALUE"),
         ("mkae", "has no attribute 'mkae'", "name what own_logger_.* has, in the entry point"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -77,3 +80,19 @@ def test_what_was_counted_is_forgotten_when_the_timers_start_again(clock: list[f
     silence.clear()
     assert silent(silence, clock, 2.0, {0: 500.0}) == []
     assert silent(silence, clock, 2.0, {0: 500.0}) == []
+
+
+@pytest.mark.processes
+def test_a_second_ctrl_c_at_the_end_of_a_program_kills_its_workers_and_says_nothing() -> None:
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    worker.start()
+
+    class Interrupted:
+        procs = (worker,)
+
+        def shutdown(self, **_: object) -> None:
+            raise KeyboardInterrupt
+
+    processes._end_all({Interrupted()}, ())
+    worker.join(10)
+    assert worker.exitcode == -signal.SIGKILL

@@ -289,3 +289,17 @@ def test_the_stale_actor_of_a_copied_loss_is_refused_and_its_trained_parameters_
     hook.publish()
 
     assert all(bool((weight == 3).all()) for weight in acting.parameters())
+
+
+def test_a_layer_that_is_replaced_in_mid_training_is_named_with_its_shapes() -> None:
+    acting = make_policy()
+    trainer = make_ppo_trainer(make_collector(acting), make_policy())
+    hook = SyncWeights(ACTOR)
+    hook.register(trainer)
+    actor = trainer.loss_module.actor_network
+    name, layer = next((n, m) for n, m in actor.named_modules() if isinstance(m, nn.Linear))
+    outer, _, last = name.rpartition(".")
+    setattr(actor.get_submodule(outer), last, nn.Linear(layer.in_features, 99))
+    with pytest.raises(AmbiguousSource, match=rf"its {name}.\w+ \(99, .* is not the trained one") as refusal:
+        hook.publish()
+    assert in_three_lines(refusal.value)

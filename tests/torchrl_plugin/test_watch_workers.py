@@ -213,6 +213,20 @@ def test_a_stopped_worker_ends_an_asynchronous_training_although_another_deliver
     assert str(pids[2]) not in said
 
 
+def test_a_worker_stopped_before_its_first_batch_is_read_does_not_hold_the_read() -> None:
+    """TorchRL's first message of a worker names tensors, and the reader asks the sender for their memory."""
+    policy = make_small_canary()
+    with on_a_board(policy, MultiAsyncCollector) as collector:
+        _watched(collector, policy, timeout_s=SILENT_S)
+        pids, batches = _pids(collector), iter(collector)
+        next(batches)
+        assert wait_until(lambda: collector.queue_out.qsize() == 1, SOON_S)
+        _signal(signal.SIGSTOP, *pids)
+        with _ends_soon(pids), pytest.raises(AdoptionTimeout, match=r"worker \d .pid \d+, stopped") as late:
+            list(batches)
+    assert in_three_lines(late.value)
+
+
 class _HangingEnv(CountingEnv):
     """Never comes back from a step of a later rollout, in the worker that ought to hang."""
 

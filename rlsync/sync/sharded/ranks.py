@@ -71,9 +71,7 @@ class Ranks:
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
         """Find the ranks that hold parts. PublishError: one is missing. LayoutMismatch: one differs."""
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
-        shardings = {
-            meeting.full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()
-        }
+        shardings = {meeting.full_name(key): Sharding.of(t, key[1], key[0]) for key, t in sharded.items()}
         group, me = meeting.process_group(), meeting.own_rank()
         if group is not self._group:  # also after a new init_process_group
             self._group, self._meeting, self._others, self._roster = group, meeting.next_meeting(), {}, None

@@ -1,7 +1,7 @@
 """Where a learner waits for worker processes in TorchRL, and how these ended.
 
 TorchRL's queues and pipes are polled in short pieces, by thin wrappers on the instances. So the learner's own
-thread looks at the workers and raises, and neither a signal nor a thread is needed.
+thread looks at the workers and raises; a thread of :class:`Watch` ends only a read that does not come back.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import Thread
 from typing import Any
 
 from torchrl.collectors import AsyncBatchedCollector
@@ -52,16 +53,19 @@ class Watch:
     ) -> None:
         self._publisher = weakref.ref(publisher)
         self._collector = weakref.ref(publisher.collector)
-        self._silence = Silence(silent_timeout_s)
+        self.silence = Silence(silent_timeout_s)
         self._take_turns = not collectors.collects_in_the_background(publisher.collector)
         self._pid = os.getpid()
         self._looked_at: float | None = None
         self._had_its_turn: set[int] = set()
+        self.read: object | None = None
+        self._looks_at_reads = False
+        self._held_by: AdoptionTimeout | None = None
         if isinstance(watched, AsyncBatchedCollector):
             waits.around_server(watched, self.wait, self.came)
         else:
             waits.around_waits(watched, self.wait, self.came)
-            waits.around_requests(watched, self.told)
+            waits.around_requests(watched, self._asking)
         wrap_batches(watched, self._told_of)
         _watches[publisher] = self
 
@@ -77,23 +81,55 @@ class Watch:
         if self.asked:
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
         self.asked = True
-        self._silence = Silence(silent_timeout_s)
+        self.silence = Silence(silent_timeout_s)
 
     def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
         """A :data:`~rlsync.torchrl_plugin.ending.waits.Wait` that raises for a dead or silent worker."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not step(max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic()))):
+        while True:
+            with self._reading():
+                if step(max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic()))):
+                    return True
             self._look()
             if time.monotonic() >= deadline:
                 return False
-        return True
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Around a read of what workers sent: it asks the sender for tensors, and waits without a limit."""
+        self.read = object()
+        if not self._looks_at_reads:
+            self._looks_at_reads = True
+            Thread(target=_end_long_reads, args=[weakref.ref(self)], daemon=True).start()
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            if self._held_by is None:
+                raise
+            self._end_workers()
+            raise self._held_by from error
+        finally:
+            self.read = None
+
+    def end_read(self, publisher: WorkersPublisher) -> None:
+        """End the workers that may keep the learner in a read; it raises there. Called by another thread."""
+        workers = publisher.transport.status()
+        silent = {it.reader for it in workers if it.heartbeat_age_s > self.silence.timeout_s}
+        if named := self._named(workers, silent):
+            self._held_by = self._late(named)
+            self._kill({worker.reader for worker in named})
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        with self.told(), self._reading():
+            yield
 
     def came(self, worker: int) -> None:
         """A batch of ``worker`` arrived. The silence timers start again, unless the others collect on."""
         if not self._take_turns:
             self._look()  # a queue that another worker keeps full is never waited for
             return
-        self._silence.clear()
+        self.silence.clear()
         self._looked_at = None
         if (collector := self._collector()) is not None:
             self._had_its_turn.add(worker)
@@ -112,7 +148,7 @@ class Watch:
         # A process that ends closes its pipes a moment before it is seen to be dead.
         broken = isinstance(error, (ConnectionError, EOFError))
         until = time.monotonic() + (_DEAD_WITHIN_S if broken else 0.0)
-        while (publisher := self._watched()) is not None:
+        while (publisher := self.watched()) is not None:
             lost = lost_workers(publisher, publisher.transport.status(), "asking for a batch")
             if lost is not None:
                 self._end_workers()
@@ -121,7 +157,7 @@ class Watch:
             time.sleep(LOOK_EVERY_S / 10)
         return None
 
-    def _watched(self) -> WorkersPublisher | None:
+    def watched(self) -> WorkersPublisher | None:
         """The publisher, unless its workers have been shut down or belong to another process."""
         collector = self._collector()
         ours = collector is not None and not collector.closed and os.getpid() == self._pid
@@ -131,7 +167,7 @@ class Watch:
         now = time.monotonic()
         if self._looked_at is not None and now - self._looked_at < LOOK_EVERY_S / 2:
             return
-        publisher = self._watched()
+        publisher = self.watched()
         if publisher is None:
             return
         self._looked_at = now
@@ -142,15 +178,20 @@ class Watch:
             raise error
 
     def _hanging(self, workers: list[ReaderStatus]) -> AdoptionTimeout | None:
-        over = set(self._silence.look({worker.reader: worker.heartbeat_age_s for worker in workers}))
-        silent = [worker for worker in workers if worker.reader in over - self._had_its_turn]
-        # A stopped worker may hold a lock that the others wait for, so it is named alone.
-        named = [worker for worker in silent if worker.state == "stopped"] or silent
-        if not named:
-            return None
+        over = set(self.silence.look({worker.reader: worker.heartbeat_age_s for worker in workers}))
+        named = self._named(workers, over - self._had_its_turn)
+        return self._late(named) if named else None
+
+    def _named(self, workers: list[ReaderStatus], silent: Collection[int]) -> list[ReaderStatus]:
+        """Whom to name for silent workers: a stopped one may hold a lock that all others wait for."""
+        waited_for = [worker for worker in workers if worker.reader not in self._had_its_turn]
+        stopped = [worker for worker in waited_for if worker.state == "stopped"]
+        return (stopped if silent else []) or [worker for worker in workers if worker.reader in silent]
+
+    def _late(self, named: list[ReaderStatus]) -> AdoptionTimeout:
         return AdoptionTimeout(
-            "; ".join(f"{it} has not begun a rollout for {self._silence.timeout_s:g} s" for it in named),
-            f"waiting for frames; silent_timeout_s={self._silence.timeout_s:g}",
+            "; ".join(f"{it} has not begun a rollout for {self.silence.timeout_s:g} s" for it in named),
+            f"waiting for frames; silent_timeout_s={self.silence.timeout_s:g}",
             "find out what stopped it, or where it hangs (py-spy dump --pid PID); if its rollouts take that "
             "long, give a longer silent_timeout_s to WatchWorkers or to the BoardScheme",
         )
@@ -158,8 +199,28 @@ class Watch:
     def _end_workers(self) -> None:
         collector = self._collector()
         if collector is not None:
-            for process in getattr(collector, "procs", ()):
-                with suppress(ValueError):  # closed: TorchRL has ended it
-                    if process_state(process.pid) == "stopped":  # it would not leave in any time
-                        end_group(process)
+            self._kill()
             collector.shutdown(timeout=END_WITHIN_S, raise_on_error=False)
+
+    def _kill(self, named: Collection[int] = ()) -> None:
+        """Kill these workers, and those that are stopped: they would not leave in any time."""
+        for worker, process in enumerate(getattr(self._collector(), "procs", ())):
+            with suppress(ValueError):  # closed: TorchRL has ended it
+                if worker in named or process_state(process.pid) == "stopped":
+                    end_group(process)
+
+
+def _end_long_reads(ref: weakref.ref[Watch]) -> None:
+    """While a watch looks after workers, end each read that takes longer than its timeout. The time is
+    counted in sleeps: a program that was suspended has not waited meanwhile.
+    """
+    read, lasts_s = None, 0.0
+    while (watch := ref()) is not None and (publisher := watch.watched()) is not None:
+        if watch.read is None or watch.read is not read:
+            read, lasts_s = watch.read, 0.0
+        elif lasts_s > watch.silence.timeout_s:
+            watch.end_read(publisher)
+        tick_s = min(1.0, watch.silence.timeout_s / 4)
+        del watch, publisher
+        time.sleep(tick_s)
+        lasts_s += tick_s

@@ -161,8 +161,7 @@ def kill_family(family: list[int]) -> None:
 
 def why(error: RayError) -> str:
     if isinstance(error, RayTaskError):
-        cause = error.cause
-        return (
-            cause.what if isinstance(cause, RlsyncError) else f"{type(cause).__name__}: {first_line(cause)}"
-        )
+        if isinstance(error.cause, RlsyncError):
+            return error.cause.what
+        error = error.cause
     return f"{type(error).__name__}: {first_line(error)}"
