@@ -233,10 +233,10 @@ def check_trained(root: object, path: Path, where: str) -> None:
         named = Path(path.segments[: depth + 1])
         module = _walk_source(root, named, where)
         if apart := _apart(module, trained):
-            what = f"{named} does not hold the weights that are trained: {apart}"
+            what = f"{named} does not hold the weights that are trained"
             cure = f"name {named}_params, which does (leading dimensions included), or build the loss "
             cure += "around this module, anew if a layer was replaced, instead of copying it"
-            raise errors.AmbiguousSource(what, f"path {str(path)!r}, {where}", cure)
+            raise errors.AmbiguousSource(what, f"path {str(path)!r}, {where}: {apart}", cure)
 
 
 def _apart(module: object, trained: TensorDictParams) -> str:
