@@ -167,6 +167,10 @@ def loaded(point: EntryPoint) -> Recipe:
     if found.name != point.name:
         what = f"the recipe calls itself {found.name!r}"
         raise ConfigError(what, where, "give the Recipe, its YAML file and its entry point one name")
+    from rlsync.recipes.settings import RecipeConfig
+
+    if not (isinstance(found.settings, type) and issubclass(found.settings, RecipeConfig)):
+        raise ConfigError(f"its settings are {found.settings!r}", where, "let them inherit parts.RecipeConfig")
     return found
 
 

@@ -215,6 +215,11 @@ RECIPE = parts.Recipe("mine", MineConfig, None, None, None)
             "settings that Hydra does not take: Unexpected type annotation: Tensor",
             "mine.MineConfig",
         ),
+        (
+            "float = 1.0\n\n@dataclass\nclass MineConfig:\n    name: str = 'mine'",
+            "its settings are <class 'mine.MineConfig'>",
+            "recipe 'mine', at mine:RECIPE",
+        ),
         ("float = 1.0", "the recipe has no file mine/configs/recipe/mine.yaml", "mine = mine:RECIPE"),
     ],
 )
