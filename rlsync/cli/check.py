@@ -36,8 +36,7 @@ exit status: 0 nothing is wrong, 2 something is
 
 def main(arguments: list[str]) -> int:
     usage = "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]"
-    about = "List all that is wrong with a config, without training."
-    parser = parser_of("check", about, _EXAMPLES, usage)
+    parser = parser_of("check", "List all that is wrong with a config, without training.", _EXAMPLES, usage)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)
     line = command_line.read(rest)
@@ -84,8 +83,7 @@ def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
         configs = "this config" if len(told) == 1 else f"these {len(told)} configs"
         lines = [f"{word} {text}" for facts in told for word, text in facts.items()]
         return "\n".join([f"nothing is wrong with {configs}", *dict.fromkeys(lines)])
-    count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
-    return "\n\n".join([*map(str, errors), count])
+    return "\n\n".join([*map(str, errors), "1 error" if len(errors) == 1 else f"{len(errors)} errors"])
 
 
 def as_json(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:

@@ -36,11 +36,9 @@ _OF_A_KIND = {
 
 def main(arguments: list[str]) -> int:
     parser = parser_of("cp", "Copy a shipped config, to edit it.", _EXAMPLES)
-    folder = Path("my_configs")
+    own = Path("my_configs")
     parser.add_argument("config", metavar="GROUP/NAME", help="as rlsync ls lists it")
-    parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, nargs="?", default=folder, help=f"default: {folder}"
-    )
+    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=own, help=f"default: {own}")
     parser.add_argument("--as", dest="name", metavar="NAME", help="the copy's name; default: my_NAME")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     given = parser.parse_args(arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from rich.console import Console
@@ -83,8 +83,7 @@ def as_json(findings: list[Finding]) -> str:
 
 def as_markdown(findings: list[Finding]) -> str:
     """A Markdown table. Its cells contain no line breaks and no bars."""
-    rows = [(f.verdict, f.what, f.found, f.cure) for f in findings]
-    cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
+    cells = [[" ".join(text.split()).replace("|", "\\|") for text in astuple(f)] for f in findings]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join(["| | what | found | cure |", "|---|---|---|---|", *lines])
 
@@ -94,8 +93,7 @@ def show(findings: list[Finding], console: Console) -> None:
     width = max((len(finding.what) for finding in findings), default=0)
     for finding in findings:
         verdict = (f"{finding.verdict:<6}", _COLOURS[finding.verdict])
-        line = Text.assemble(verdict, f"{finding.what:<{width}}  {finding.found}")
-        console.print(line, soft_wrap=True)
+        console.print(Text.assemble(verdict, f"{finding.what:<{width}}  {finding.found}"), soft_wrap=True)
         if finding.cure:
             console.print(Text(f"      cure  {finding.cure}", style="italic"), soft_wrap=True)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _COLOURS}

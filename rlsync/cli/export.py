@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from contextlib import closing
 from pathlib import Path
@@ -47,7 +46,14 @@ that this format cannot hold or a wrong command line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    given = _parser().parse_args(arguments)
+    parser = parser_of("export", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
+    parser.add_argument("file", type=Path, help="what is written: a .safetensors, a .pt2 or an .onnx")
+    weights = "best, last or a version: the run's best evaluation, its checkpoint (default), one of these two"
+    parser.add_argument("--which", default="last", help=weights)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
+    given = parser.parse_args(arguments)
     prepare_process()
     check_file(given.file)
     config = config_of(given.run, given.trust)
@@ -103,14 +109,3 @@ def _loaded(
         held = f"it keeps last: {trained}" + ("" if best is None else f", best: version {best.version}")
         raise ConfigError(f"the run keeps no weights of version {which}", where, held)
     return trained
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("export", _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
-    parser.add_argument("file", type=Path, help="what is written: a .safetensors, a .pt2 or an .onnx")
-    which = "best, last or a version: the run's best evaluation, its checkpoint (default), one of these two"
-    parser.add_argument("--which", default="last", help=which)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
-    return parser

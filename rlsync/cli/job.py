@@ -103,8 +103,7 @@ def examined(
             tried(lambda: require_screen(config))
     if config.resume is not None:
         found = tried(lambda: checkpoint_in(str(config.resume), trusted))
-        file = file_before(Path(config.resume))
-        if file is not None:
+        if (file := file_before(Path(config.resume))) is not None:
             before = tried(lambda: written(file, trusted=trusted, config_dir=config_dir))
         if before is not None:
             errors += change_errors(before, config)

@@ -83,7 +83,6 @@ def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipp
         raise ConfigError(f"no group {group!r}", "rlsync ls GROUP", f"{hint}groups: {', '.join(groups)}")
     names = [config.name for config in groups[group]]
     if name and name not in names:
-        hint = did_you_mean(nearest_name(name, names))
-        cure = f"{hint}{group} is one of {', '.join(names)}"
+        cure = f"{did_you_mean(nearest_name(name, names))}{group} is one of {', '.join(names)}"
         raise ConfigError(f"no {group} {name!r}", f"rlsync ls {word}", cure)
     return [config for config in groups[group] if name in ("", config.name)]

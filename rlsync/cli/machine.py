@@ -98,11 +98,8 @@ def lock() -> Finding:
         one = SharedFile.create("rlsync-doctor")
         other = SharedFile.open(one.address)
         one.resize(PAGE_BYTES)
-        steps = [
-            one.try_lock(0, exclusive=True),
-            not other.try_lock(0, exclusive=False),
-            other.try_lock(1, exclusive=True),
-        ]
+        steps = [one.try_lock(0, exclusive=True), not other.try_lock(0, exclusive=False)]
+        steps.append(other.try_lock(1, exclusive=True))
         one.unlock(0)
         steps += [other.try_lock(0, exclusive=True), one.is_locked(0)]
         other.close()
@@ -213,8 +210,7 @@ _NOT_FOR_USERS = ("dev", "docs")
 
 def packages() -> list[Finding]:
     """Python, rlsync, its requirements, and the requirements of its extras if they are installed."""
-    metadata = importlib.metadata.metadata(_PACKAGE)
-    python = SpecifierSet(metadata["Requires-Python"])
+    python = SpecifierSet(importlib.metadata.metadata(_PACKAGE)["Requires-Python"])
     return [
         Finding("ok", _PACKAGE, importlib.metadata.version(_PACKAGE)),
         judged("python", platform.python_version(), python),

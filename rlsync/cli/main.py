@@ -84,8 +84,7 @@ def _run(words: list[str]) -> int:
     if verb not in VERBS:
         hint = did_you_mean(nearest_name(verb, VERBS))
         raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")
-    module = importlib.import_module(f"rlsync.cli.{verb}")
-    return int(module.main(arguments))
+    return int(importlib.import_module(f"rlsync.cli.{verb}").main(arguments))
 
 
 def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:

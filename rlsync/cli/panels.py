@@ -88,8 +88,7 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
         _finish(axes[place], panel)
     _name_runs(figure, runs, styles, readings)
     if notes:
-        left_out = "left out: " + "\n".join(notes)
-        figure.supxlabel(left_out, x=0.01, ha="left", fontsize="small", color="0.4")
+        figure.supxlabel("left out: " + "\n".join(notes), x=0.01, ha="left", fontsize="small", color="0.4")
     return figure, notes
 
 
@@ -210,28 +209,23 @@ def draw_plans(titles: Sequence[str], plans: Sequence[Timeline]) -> Figure:
     figure = Figure(figsize=(10, 2.4 * len(plans)), dpi=120, layout="constrained")
     panels = figure.subplots(len(plans), squeeze=False)[:, 0]
     for axes, title, plan in zip(panels, titles, plans, strict=True):
-        _draw_plan(axes, title, plan)
+        for phase in plan.phases:
+            row, begin = PHASES.index(phase.name), phase.first_frame
+            axes.barh(row, phase.last_frame + 1 - begin, 0.6, left=begin, color=COLOURS[row])
+            told = f" {phase.rounds:,} rounds, {phase.updates:,} updates"
+            axes.text(begin, row, told, va="center", fontsize="small", clip_on=True)
+        _marks(axes, "evaluation", plan.evaluation_every_frames, plan.frames)
+        _marks(axes, "checkpoint", plan.checkpoint_every_frames, plan.frames, at_the_end=True)
+        published = "" if plan.publishes is None else f", {plan.publishes:,} publishes"
+        title += f": {plan.updates:,} updates{published}"
+        axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
+        axes.set_yticks(range(len(PHASES)), PHASES)
+        axes.set_ylim(len(PHASES) - 0.5, -0.5)  # the first row on top
+        axes.set_xlim(0, plan.frames * 1.01)
+        axes.set_xlabel(FRAMES)
+        axes.xaxis.set_major_formatter(EngFormatter())
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def _draw_plan(axes: Axes, title: str, plan: Timeline) -> None:
-    for phase in plan.phases:
-        row = PHASES.index(phase.name)
-        wide = phase.last_frame + 1 - phase.first_frame
-        axes.barh(row, wide, 0.6, left=phase.first_frame, color=COLOURS[row])
-        told = f" {phase.rounds:,} rounds, {phase.updates:,} updates"
-        axes.text(phase.first_frame, row, told, va="center", fontsize="small", clip_on=True)
-    _marks(axes, "evaluation", plan.evaluation_every_frames, plan.frames)
-    _marks(axes, "checkpoint", plan.checkpoint_every_frames, plan.frames, at_the_end=True)
-    published = "" if plan.publishes is None else f", {plan.publishes:,} publishes"
-    title += f": {plan.updates:,} updates{published}"
-    axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
-    axes.set_yticks(range(len(PHASES)), PHASES)
-    axes.set_ylim(len(PHASES) - 0.5, -0.5)  # the first row on top
-    axes.set_xlim(0, plan.frames * 1.01)
-    axes.set_xlabel(FRAMES)
-    axes.xaxis.set_major_formatter(EngFormatter())
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _marks(axes: Axes, name: str, every: int, frames: int, *, at_the_end: bool = False) -> None:

@@ -51,8 +51,7 @@ def main(arguments: list[str]) -> int:
     configs = [job.config for job in jobs_of(command_line.read(rest))]
     plans = [timeline(config) for config in configs]
     if given.plot is not None:
-        panels = panels_for("rlsync plan --plot")
-        panels.check_format(given.plot)
+        panels = panels_for("rlsync plan --plot", given.plot)
         figure = panels.draw_plans([_title(config) for config in configs], plans)
         try:
             figure.savefig(given.plot)
@@ -64,19 +63,14 @@ def main(arguments: list[str]) -> int:
         return 0
     for config, plan in zip(configs, plans, strict=True):
         print(as_text(config, plan), end="\n\n")
-    print("words")
-    print("\n".join(f"  {word:<10} {meaning}" for word, meaning in GLOSSARY.items()))
+    print("\n".join(["words", *(f"  {word:<10} {meaning}" for word, meaning in GLOSSARY.items())]))
     return 0
 
 
 def as_text(config: Config, plan: Timeline) -> str:
     published = "" if plan.publishes is None else f": {plan.publishes:,} versions after the first"
-    evaluation = "never"
-    if plan.evaluation_every_frames:
-        evaluation = (
-            f"at least {plan.evaluation_every_frames:,} frames apart, which are "
-            f"{plan.evaluation_every_versions:,} versions"
-        )
+    frames, versions = plan.evaluation_every_frames, plan.evaluation_every_versions
+    evaluation = f"at least {frames:,} frames apart, which are {versions:,} versions" if frames else "never"
     rest = "" if config.checkpoint_every_frames else f" and {CHECKPOINT_REST_S:g} s"
     rows = [_phase(phase, config.collector.frames_per_batch) for phase in plan.phases]
     if plan.update:

@@ -32,9 +32,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
     given = parser.parse_args(arguments)
-    panels = panels_for("rlsync plot")
     out = given.out or given.run[0] / PLOT
-    panels.check_format(out)
+    panels = panels_for("rlsync plot", out)
     paths = [path for run in given.run for path in agents_in(run).values() or [run]]
     runs = {label: RunFolder(path) for label, path in labels(paths).items()}
     figure, notes = panels.draw(runs)
@@ -58,12 +57,13 @@ def labels(paths: list[Path]) -> dict[str, Path]:
     return found
 
 
-def panels_for(verb: str) -> ModuleType:
-    """What draws the pictures of a verb; it needs matplotlib, which is an extra."""
+def panels_for(verb: str, out: Path) -> ModuleType:
+    """What draws the picture of a verb; ConfigError without matplotlib, which is an extra, or its format."""
     try:
         from rlsync.cli import panels
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise ConfigError("matplotlib is not installed", verb, "pip install 'rlsync[plot]'") from error
+    panels.check_format(out)
     return panels

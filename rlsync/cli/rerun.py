@@ -93,16 +93,15 @@ def trainer_again(life: Life, job: Job, folder: Path) -> Trainer:
 
 def wanted(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> list[tuple[Life, Config]]:
     """The lives to make again; ConfigError if the one that is asked for, or the version, is not there."""
-    numbers = list(lives)
-    if given.first is not None and given.first not in numbers:
+    if given.first is not None and given.first not in lives:
         raise ConfigError(
             f"the run has no life {given.first} that can be made again",
             "--from",
-            f"give one of {', '.join(map(str, numbers))}; a checkpoint inside a life will not do: it "
+            f"give one of {', '.join(map(str, lives))}; a checkpoint inside a life will not do: it "
             "lacks the environments, the workers' random numbers, and the rollouts not learned from yet; "
             "life_frames=N makes a life of every N frames of a run",
         )
-    chosen = [lives[number] for number in numbers if given.first is None or number >= given.first]
+    chosen = [each for number, each in lives.items() if given.first is None or number >= given.first]
     if given.until is None:
         return chosen
     for number, (life, _) in enumerate(chosen, 1):

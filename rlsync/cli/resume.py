@@ -186,8 +186,7 @@ def schedulers(trainer: Trainer) -> list[LRScheduler]:
 
 def _numbers(trainer: Trainer) -> list[tuple[str, Tensor]]:
     """The buffers of one number in the loss module, and in modules that registered hooks hold, by name."""
-    parts = [trainer.loss_module, *_held_by_hooks(trainer)]
-    owners = [part for part in parts if isinstance(part, nn.Module)]
+    owners = [part for part in [trainer.loss_module, *_held_by_hooks(trainer)] if isinstance(part, nn.Module)]
     named = [(name.rpartition(".")[2], b) for owner in owners for name, b in owner.named_buffers()]
     return list({id(b): (name, b) for name, b in named if b.numel() == 1 and b.is_floating_point()}.values())
 

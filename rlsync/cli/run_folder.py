@@ -40,7 +40,10 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         if not (path / RESOLVED).is_file():
-            raise _no_run(path)
+            lacks = f"it has no {RESOLVED}" if path.is_dir() else "no folder"
+            runs = sorted(str(file.parent) for file in path.glob(f"*/{RESOLVED}")) if path.is_dir() else []
+            cure = f"it holds runs, name these: {' '.join(runs)}" if runs else NAME_IT
+            raise ConfigError(f"{path} is not the folder of a run: {lacks}", "the command line", cure)
         self.path = path
 
     def describe(self) -> str:
@@ -53,8 +56,7 @@ class RunFolder:
         """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
         file = self.path / METRICS / SCALARS / f"{name}.csv"
         if file.is_file():
-            rows = [line.split(",") for line in _whole_lines(file)]
-            return _curve(*_numbers(rows, file))
+            return _curve(*_numbers([line.split(",") for line in _whole_lines(file)], file))
         if not any((self.path / METRICS).glob("events.out.tfevents.*")):
             sent = "; its metrics are in wandb" if (self.path / METRICS / "wandb").is_dir() else ""
             raise NotRecorded(f"no metric {name!r}{sent}")
@@ -107,15 +109,6 @@ class RunFolder:
             rows = [(event.step, event.value) for event in events.Scalars(name)]
             found[name] = _curve(*np.array(rows, dtype=float).T)
         return found
-
-
-def _no_run(path: Path) -> ConfigError:
-    runs = sorted(str(file.parent) for file in path.glob(f"*/{RESOLVED}")) if path.is_dir() else []
-    return ConfigError(
-        f"{path} is not the folder of a run: " + (f"it has no {RESOLVED}" if path.is_dir() else "no folder"),
-        "the command line",
-        f"it holds runs, name these: {' '.join(runs)}" if runs else NAME_IT,
-    )
 
 
 def _unreadable(file: Path, why: str) -> ConfigError:

@@ -49,8 +49,7 @@ def main(arguments: list[str]) -> int:
         found = [event for n, (name, life) in enumerate(lives.items(), 1) for event in events(n, name, life)]
         given.trace.write_text(json.dumps({"traceEvents": found}))
     else:
-        panels = panels_for("rlsync timeline")
-        panels.check_format(written)
+        panels = panels_for("rlsync timeline", written)
         panels.lanes(lives).savefig(written)
     print(f"{'drawn' if given.trace is None else 'written'}     {written}")
     return 0

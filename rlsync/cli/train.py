@@ -27,7 +27,6 @@ from torchrl.trainers import Trainer
 from rlsync import Stop, SyncWeights
 from rlsync.cli import trust
 from rlsync.cli.compose import command_line, own_hydra
-from rlsync.cli.compose.command_line import CommandLine
 from rlsync.cli.ending import LIFE_OVER, Ending, Interrupts
 from rlsync.cli.job import Job, job_of, jobs_of, words_for_hydra
 from rlsync.cli.main import exit_status, output_read
@@ -90,7 +89,7 @@ exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config
 130 after Ctrl-C, 141 if nobody reads the output any more, 128 and its number after another signal"""
 
 
-def run_job(line: CommandLine, jobs: list[Job]) -> None:
+def run_job(line: command_line.CommandLine, jobs: list[Job]) -> None:
     """One run in the folder that Hydra has made; ends the process unless the run ended well."""
     about = HydraConfig.get()
     try:

@@ -44,9 +44,8 @@ _DAMAGED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, Looku
 
 
 def _state_folder() -> Path:
-    home = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
-    return base / "rlsync" / "runs"
+    home = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (home if home.is_absolute() else Path.home() / ".local" / "state") / "rlsync" / "runs"
 
 
 def claim(run: Path, trusted: bool) -> None:

@@ -161,14 +161,9 @@ def _never_training() -> Iterator[None]:
         Trainer.train = train
 
 
-#: Default of ``--timeout-s``.
-TIMEOUT_S = 60.0
-
-#: How long the process may take to import torch and TorchRL, on a busy machine too.
-_START_TIMEOUT_S = 300.0
-
-#: How long the process may take to end after its result.
-_SHUTDOWN_TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0  #: default of ``--timeout-s``
+_START_TIMEOUT_S = 300.0  #: for the process to import torch and TorchRL, on a busy machine too
+_SHUTDOWN_TIMEOUT_S = 15.0  #: for the process to end after its result
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,7 @@ def _replace(at: Path, new: Path) -> None:
 def places(folder: Path) -> list[Path]:
     """The checkpoints that a folder is, or has, newest first; a replaced one's name may begin with a dot."""
     replaced = folder.glob(f".{CHECKPOINT}.backup-*")
-    newest_first = sorted(replaced, key=lambda at: at.stat().st_mtime, reverse=True)
-    found = (folder, folder / CHECKPOINT, *newest_first)
+    found = (folder, folder / CHECKPOINT, *sorted(replaced, key=lambda at: at.stat().st_mtime, reverse=True))
     return [at for at in found if Checkpoint.is_checkpoint(at) or (at / DIGESTS).is_file()]
 
 

@@ -151,10 +151,8 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
             what = f"{amount!r} is no amount of a resource"
             yield ConfigError(what, f"cluster.resources.{name}", "give a number > 0")
-    if not isinstance(config.collector.device, str):
-        yield from caught(
-            lambda: device_of_each(config.collector.device, config.workers_per_node, "collector.device")
-        )
+    if not isinstance(devices := config.collector.device, str):
+        yield from caught(lambda: device_of_each(devices, config.workers_per_node, "collector.device"))
 
 
 def in_process_errors(config: Config) -> Iterator[RlsyncError]:

@@ -92,8 +92,7 @@ class AtariConfig(EnvConfig):
         elif not _V5.fullmatch(self.id):
             yield ConfigError(f"{self.id!r} is not the id of an Atari game's v5", "env.id", _cure(self.id))
         for name in self.kwargs.keys() & {spec.name for spec in fields(self)}:
-            value = self.kwargs[name]
-            cure = f"write env.{name}={value}"
+            cure = f"write env.{name}={self.kwargs[name]}"
             yield ConfigError(f"{name} has a key of its own", f"env.kwargs.{name}", cure)
 
     def facts(self) -> str:
@@ -173,5 +172,4 @@ def refuse_unsaid_protocol(env: EnvConfig) -> None:
 def settings_with(keys: Collection[str]) -> EnvConfig:
     """The defaults of the settings that have these keys, as a run's config has written them."""
     kinds = (EnvConfig, AtariConfig, RenderedConfig)
-    fitting = (kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)})
-    return next(fitting, EnvConfig())
+    return next((kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)}), EnvConfig())

@@ -17,7 +17,6 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.recipes import parts, pure
-from rlsync.recipes.hooks.steering import ToLearner
 from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.settings import PPOConfig
@@ -51,7 +50,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
         )
         pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         # The advantages are computed before the replay buffer is filled.
-        ToLearner(run.device).register(trainer)
+        parts.ToLearner(run.device).register(trainer)
         parts.register_with_evaluations(trainer, run, loss.actor_network)
     return trainer
 

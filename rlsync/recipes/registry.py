@@ -170,7 +170,9 @@ def loaded(point: EntryPoint) -> Recipe:
     from rlsync.recipes.settings import RecipeConfig
 
     if not (isinstance(found.settings, type) and issubclass(found.settings, RecipeConfig)):
-        raise ConfigError(f"its settings are {found.settings!r}", where, "let them inherit parts.RecipeConfig")
+        raise ConfigError(
+            f"its settings are {found.settings!r}", where, "let them inherit parts.RecipeConfig"
+        )
     return found
 
 

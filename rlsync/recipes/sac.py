@@ -22,7 +22,6 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
-from rlsync.recipes.bounds import above_zero, fraction, in_buffer, learning_rate
 from rlsync.recipes.networks import NormedLinear, PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
@@ -33,9 +32,9 @@ from rlsync.workers.devices import CPU
 @dataclass
 class SoftConfig(ActorCriticConfig):
     #: Temperature at the start: what a unit of entropy is worth. It is learned from there.
-    alpha_init: float = in_buffer(above_zero(1.0), "alpha_init")
+    alpha_init: float = parts.in_buffer(parts.above_zero(1.0), "alpha_init")
     #: Learning rate of the temperature. null: recipe.lr.
-    alpha_lr: float | None = learning_rate(None)
+    alpha_lr: float | None = parts.learning_rate(None)
 
 
 @dataclass
@@ -44,7 +43,7 @@ class SACConfig(SoftConfig):
 
     name: str = "sac"
     #: How far the target networks move to the trained ones, in each update.
-    tau: float = fraction(0.005)
+    tau: float = parts.fraction(0.005)
 
 
 @dataclass
@@ -54,7 +53,7 @@ class CrossQConfig(SoftConfig):
     """
 
     name: str = "crossq"
-    lr: float = learning_rate(1e-3)
+    lr: float = parts.learning_rate(1e-3)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)

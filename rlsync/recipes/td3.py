@@ -19,7 +19,6 @@ from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
-from rlsync.recipes.bounds import above_zero, fraction, not_below_zero
 from rlsync.recipes.networks import PlainModule, PlainSequential
 from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
@@ -34,15 +33,15 @@ class TD3Config(ActorCriticConfig):
 
     name: str = "td3"
     #: Standard deviation of the noise that workers add to actions, in halves of the range of each number.
-    exploration_noise: float = not_below_zero(0.1)
+    exploration_noise: float = parts.not_below_zero(0.1)
     #: Standard deviation of the noise on the target's actions, in halves of the range of each number.
-    target_noise: float = not_below_zero(0.2)
+    target_noise: float = parts.not_below_zero(0.2)
     #: Largest such noise, in halves of the range of each number.
-    target_noise_clip: float = not_below_zero(0.5)
+    target_noise_clip: float = parts.not_below_zero(0.5)
     #: The actor is updated, and all target networks move, at every so many updates of the critics.
-    actor_every: int = above_zero(2)
+    actor_every: int = parts.above_zero(2)
     #: How far the target networks move to the trained ones, with each update of the actor.
-    tau: float = fraction(0.005)
+    tau: float = parts.fraction(0.005)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)

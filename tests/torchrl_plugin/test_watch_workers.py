@@ -141,6 +141,20 @@ def test_a_worker_killed_before_it_answers_a_question_is_named(kind: type) -> No
     assert in_three_lines(lost.value)
 
 
+@pytest.mark.one_case
+@both_kinds
+def test_a_worker_killed_before_the_training_begins_is_named(kind: type) -> None:
+    """TorchRL seeds the workers first, after a look for dead ones in which it closes those that still run."""
+    policy = make_small_canary()
+    with on_a_board(policy, kind) as collector:
+        trainer, pids = _watched(collector, policy), _pids(collector)
+        kill(pids[1])
+        assert wait_until(lambda: not collector.procs[1].is_alive(), SOON_S)
+        with _ends_soon(pids), pytest.raises(WorkerLost, match=f"worker 1 .pid {pids[1]}, killed by") as lost:
+            trainer.train()
+    assert in_three_lines(lost.value)
+
+
 def test_workers_that_were_ended_because_another_one_died_are_not_named() -> None:
     with on_a_board(make_small_canary()) as collector:
         pids, publisher = _pids(collector), endpoint_of(collector).publisher

@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from rlsync.cli import trust
 from rlsync.cli.compose import own_hydra, refusals, shipped
 from rlsync.cli.compose.command_line import CommandLine
-from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.compose.refusals import SEE_ALL, key_of, parsed
 from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED, look_beside
 from rlsync.core.errors import ConfigError, first_line
@@ -173,8 +172,7 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     else:
         about = tuned.description()
         origin += f" with {tuned}" + (f" ({about})" if about else "")
-    ends = f"after {recipe.total_frames:,} frames"
-    goal = recipe.goal()
+    goal, ends = recipe.goal(), f"after {recipe.total_frames:,} frames"
     ends = f"{goal}, or {ends}" if goal else f"{ends}; no target return is set"
     return {"settings": origin, "plays": config.env.facts(), "ends": ends}
 
@@ -183,7 +181,7 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
     """The overrides with which Hydra composes on top of the run before: groups that the line does not name
     get the option ``_resumed_run_``, and one more brings in what belongs to no group, and what can change.
     """
-    had = writable(before)
+    had = own_hydra.writable(before)
     chosen = {key_of(word): word for word in overrides if isinstance(word.value(), str)}
     recipe: Any = OmegaConf.to_object(base.recipe) if RECIPE in chosen else before.recipe
     if recipe.variant() != before.recipe.variant():
@@ -250,7 +248,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
                 look_beside(Path(own))
         settings = recipe_named(name, f"{file}, recipe.name", at).settings()
         of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
-        known = writable(Config(env=of_its_kind, recipe=settings))
+        known = own_hydra.writable(Config(env=of_its_kind, recipe=settings))
         model, now = (OmegaConf.select(each, "recipe.model", default={}) for each in (found, known))
         if isinstance(model, DictConfig) and "bfloat16" not in now and model.pop("bfloat16", False):
             found.recipe.update_dtype = BFLOAT16  # its key before

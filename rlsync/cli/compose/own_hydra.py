@@ -92,8 +92,7 @@ def _stored(recipes: tuple[tuple[str, type], ...]) -> dict[str, Any]:
     """What the settings of runs and of these recipes are in the ConfigStore."""
     _nodes.clear()
     # The base class of the recipes, so that any of them may take its place.
-    whole = settings.Config(recipe=settings.RecipeConfig())
-    store(SCHEMA, "config", whole, package="_global_")
+    store(SCHEMA, "config", settings.Config(recipe=settings.RecipeConfig()), package="_global_")
     for name, node in PARTS.items():
         store(SCHEMA, name, node)
     for name, of_recipe in recipes:

@@ -55,9 +55,7 @@ def key_of(override: Override) -> str:
     return str(override.key_or_group)
 
 
-def of_option(
-    override: Override, offered: list[str], bad: Mapping[str, ConfigError]
-) -> Iterator[ConfigError]:
+def of_option(override: Override, offers: list[str], bad: Mapping[str, ConfigError]) -> Iterator[ConfigError]:
     """What is wrong with an override that chooses an option, or a ``bad`` recipe; Hydra ignores some."""
     group, option, line = key_of(override), str(override.value()), str(override.input_line)
     if override.is_delete():
@@ -65,14 +63,14 @@ def of_option(
             yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
     elif group == RECIPE and option in bad:
         yield bad[option]
-    elif group == RECIPE and option not in offered and (point := registry.installed().get(option)):
+    elif group == RECIPE and option not in offers and (point := registry.installed().get(option)):
         module = point.module.partition(".")[0]
         cure = f"add it beside {module}/__init__.py, where the package ships it too"
         where = f"the entry point {option} = {point.value}"
         yield ConfigError(f"the recipe has no file {module}/configs/recipe/{option}.yaml", where, cure)
-    elif option not in offered:
+    elif option not in offers:
         by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
-        cure = f"{did_you_mean(nearest(option, offered))}{by_key}{group} is one of {', '.join(offered)}"
+        cure = f"{did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
         yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")
@@ -128,8 +126,7 @@ def _all_entries(key: str) -> str:
 
 def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
     """Every key under ``node``, dotted; an entry of a list by its number, as in ``map.0.source``."""
-    names = list(node) if isinstance(node, DictConfig) else range(len(node))
-    for name in names:
+    for name in list(node) if isinstance(node, DictConfig) else range(len(node)):
         key = f"{prefix}{name}"
         yield key
         if not OmegaConf.is_missing(node, name) and isinstance(below := node[name], DictConfig | ListConfig):

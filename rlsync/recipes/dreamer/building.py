@@ -27,30 +27,27 @@ from rlsync.recipes import parts
 from rlsync.recipes.dreamer.config import DreamerConfig, OpenLoopConfig
 from rlsync.recipes.dreamer.sequences import REPLAYED, NumberRows, SequenceMemory, Sequences
 from rlsync.recipes.replay.building import paced_trainer, replay_buffer
-from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import IMAGINATION, IMAGINED_PICTURES
-from rlsync.recipes.settings import EnvConfig
-from rlsync.recipes.spaces import Spaces, make_env
 from rlsync.torchrl_plugin.dreamer.map import parts_of_losses
 from rlsync.workers.devices import CPU
 
 
-def make_player_env(primer: TensorDictPrimer, config: EnvConfig) -> EnvBase:
+def make_player_env(primer: TensorDictPrimer, config: parts.EnvConfig) -> EnvBase:
     """An environment, or a batch of them, that carries the state of a player and numbers its rows."""
-    env = make_env(config)
+    env = parts.make_env(config)
     for transform in (InitTracker(), primer.clone(), NumberRows()):
         env.append_transform(transform)
     return env
 
 
-def started_collector(run: Run[Any], acting: DreamerPlayer) -> AbstractContextManager[BaseCollector]:
+def started_collector(run: parts.Run[Any], acting: DreamerPlayer) -> AbstractContextManager[BaseCollector]:
     """See :func:`rlsync.recipes.parts.started_collector`; the prefill is of random actions."""
     maker = partial(make_player_env, acting.primer())
     return parts.started_collector(run, acting, random_frames=run.recipe.pace.prefill, maker=maker)
 
 
 def make_trainer(
-    run: Run[Any],
+    run: parts.Run[Any],
     collector: BaseCollector,
     loss: LossModule,
     optimizer: optim.Optimizer,
@@ -77,7 +74,7 @@ def imagined_env(
     reward: TensorDictModuleBase,
     state: int,
     recipe: DreamerConfig,
-    spaces: Spaces,
+    spaces: parts.Spaces,
 ) -> DreamerEnv:
     """The environment in which an actor's steps are imagined; ``state`` is the width of what is drawn."""
     world = WorldModelWrapper(transition, reward)

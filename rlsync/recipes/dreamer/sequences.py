@@ -66,17 +66,14 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
     frames = batch.reshape(-1)
     after = frames.get("next")
     flags = {name: after.get(name).reshape(-1, 1) for name in ("done", "terminated")}
+    brought = {"observation": after.get("observation"), "reward": after.get("reward").reshape(-1, 1)}
     steps = TensorDict(
         {
             "action": frames.get("action").to(torch.float32),
             "is_init": torch.zeros_like(flags["done"]),
             STREAM: after.get(STREAM),
             ROW: after.get(ROW),
-            "next": {
-                "observation": after.get("observation"),
-                "reward": after.get("reward").reshape(-1, 1),
-                **flags,
-            },
+            "next": brought | flags,
         },
         frames.batch_size,
     )

@@ -24,7 +24,6 @@ from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer,
 from rlsync.recipes.dreamer.config import DreamerV1Config
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
 from rlsync.recipes.registry import acting_of_loss
-from rlsync.recipes.spaces import Spaces
 from rlsync.workers.devices import CPU
 
 
@@ -70,8 +69,7 @@ class DreamerV1Loss(LossModule):
         sample["next", _PICTURE] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
         sample["next", "reward"] = sample["next", "reward"] * self.reward_scale
         losses, posterior = self.model_loss(sample)
-        start = posterior["next"].select("state", "belief").reshape(-1)
-        actor_losses, imagined = self.actor_loss(start)
+        actor_losses, imagined = self.actor_loss(posterior["next"].select("state", "belief").reshape(-1))
         value_losses, _ = self.value_loss(imagined)
         found = TensorDict({name: loss.squeeze() for name, loss in losses.items()})
         return found.update(actor_losses).update(value_losses)
@@ -89,20 +87,17 @@ class _AsPicture(nn.Module):
         return out.reshape(*out.shape[:-1], 1, 1, -1)
 
 
-def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV1Loss:
+def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.device = CPU) -> DreamerV1Loss:
     """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
-    features = recipe.state + recipe.belief
+    cells, belief, state = recipe.cells, recipe.belief, recipe.state
+    features = state + belief
 
     def net(inputs: int, outputs: int, depth: int = recipe.depth) -> modules.MLP:
-        return modules.MLP(inputs, outputs, depth=depth, num_cells=recipe.cells, activation_class=nn.ELU)
+        return modules.MLP(inputs, outputs, depth=depth, num_cells=cells, activation_class=nn.ELU)
 
-    encoder = nn.Sequential(net(spaces.features, recipe.cells, recipe.depth - 1), nn.ELU())
-    prior = modules.RSSMPrior(
-        spaces.action_spec, recipe.cells, recipe.belief, recipe.state, action_dim=spaces.actions
-    )
-    posterior = modules.RSSMPosterior(
-        recipe.cells, recipe.state, rnn_hidden_dim=recipe.belief, obs_embed_dim=recipe.cells
-    )
+    encoder = nn.Sequential(net(spaces.features, cells, recipe.depth - 1), nn.ELU())
+    prior = modules.RSSMPrior(spaces.action_spec, cells, belief, state, action_dim=spaces.actions)
+    posterior = modules.RSSMPosterior(cells, state, rnn_hidden_dim=belief, obs_embed_dim=cells)
     reward, value = net(features, 1), net(features, 1)
     world_model = modules.WorldModelWrapper(
         TensorDictSequential(
@@ -132,12 +127,11 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
     model_loss.set_keys(pixels=_PICTURE)
     transition = TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "state", "belief"])
     rewards = TensorDictModule(reward, IMAGINED, ["reward"])
-    imagined = imagined_env(transition, rewards, recipe.state, recipe, spaces)
+    imagined = imagined_env(transition, rewards, state, recipe, spaces)
     critic = TensorDictModule(value, IMAGINED, ["state_value"])
     actor = make_actor(recipe, spaces)
     with torch.no_grad():
-        first = {"state": torch.zeros(1, recipe.state), "belief": torch.zeros(1, recipe.belief)}
-        actor(TensorDict(first, [1]))
+        actor(TensorDict({"state": torch.zeros(1, state), "belief": torch.zeros(1, belief)}, [1]))
     actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
     # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
     actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda, time_dim=-2)
@@ -154,20 +148,12 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
     return loss
 
 
-def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDictSequential:
+def make_actor(recipe: DreamerV1Config, spaces: parts.Spaces) -> ProbabilisticTensorDictSequential:
     low, high = spaces.bounds()
+    deviation = {"std_bias": recipe.actor_std, "std_min_val": recipe.actor_least_std}
+    net = modules.DreamerActor(spaces.actions, recipe.depth, recipe.cells, **deviation)
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(
-            modules.DreamerActor(
-                spaces.actions,
-                recipe.depth,
-                recipe.cells,
-                std_bias=recipe.actor_std,
-                std_min_val=recipe.actor_least_std,
-            ),
-            IMAGINED,
-            ["loc", "scale"],
-        ),
+        TensorDictModule(net, IMAGINED, ["loc", "scale"]),
         ProbabilisticTensorDictModule(
             ["loc", "scale"],
             ["action"],

@@ -109,13 +109,9 @@ def twin_critics(
     recipe: ActorCriticConfig, spaces: Spaces, device: torch.device, **options: Any
 ) -> list[ValueOperator]:
     """Two critics with initial weights of their own: a loss that doubles one widens their distribution."""
-    return [
-        ValueOperator(
-            seeing(recipe, spaces, relu_mlp(recipe, spaces.features + spaces.actions, 1, **options)),
-            in_keys=["observation", "action"],
-        ).to(device)
-        for _ in range(2)
-    ]
+    nets = (relu_mlp(recipe, spaces.features + spaces.actions, 1, **options) for _ in range(2))
+    seen = (seeing(recipe, spaces, net) for net in nets)
+    return [ValueOperator(net, in_keys=["observation", "action"]).to(device) for net in seen]
 
 
 #: What TorchRL's losses of an actor and two critics are told.

@@ -29,8 +29,7 @@ def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDi
     for name in _ENDS:
         end = batch.get(("next", name), None)
         if end is not None:
-            index = last.unsqueeze(-1).expand(end.shape)
-            summed.set(("next", name), end.gather(time, index))
+            summed.set(("next", name), end.gather(time, last.unsqueeze(-1).expand(end.shape)))
     return summed
 
 
@@ -119,10 +118,9 @@ class PrioritizedRows(OwnSampler):
         sums = self._sums.cumsum()
         if sums[-1] <= 0:
             raise RuntimeError("Cannot sample from an empty storage.")  # as TorchRL's samplers do
+        mass = torch.rand(batch_size, dtype=torch.float64).numpy() * sums[-1]
         # Rounding may make a mass the whole sum, which no running sum passes.
-        mass = np.minimum(
-            torch.rand(batch_size, dtype=torch.float64).numpy() * sums[-1], np.nextafter(sums[-1], 0)
-        )
+        mass = np.minimum(mass, np.nextafter(sums[-1], 0))
         blocks = sums.searchsorted(mass, side="right")
         inside = self._sizes[blocks].cumsum(1)
         rest = np.clip(mass - sums[blocks] + self._sums[blocks], 0, np.nextafter(inside[:, -1], 0))

@@ -134,16 +134,19 @@ def _hand_back(pipe: Any, message: object, read: Callable[[], None]) -> None:
 
 
 def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
-    """Run all talk to a worker inside ``enter()``: one that dies before it answers closes its pipe."""
-    for pipe in collector.pipes:
-        for name in ("send", "recv"):
-            setattr(pipe, name, _inside(enter, present_method(pipe, name)))
+    """Run all talk to a worker inside ``enter()``: one that dies before it answers closes its pipe. What
+    TorchRL asks all workers for, it asks after a look for dead ones that may raise a ValueError.
+    """
+    asks = "set_seed", "reset", "getattr_policy", "getattr_env"
+    for owner, names in [(collector, asks), *((pipe, ("send", "recv")) for pipe in collector.pipes)]:
+        for name in names:
+            setattr(owner, name, _inside(enter, present_method(owner, name)))
 
 
 def _inside(enter: Enter, call: Callable[..., Any]) -> Callable[..., Any]:
-    def inside(*args: Any) -> Any:
+    def inside(*args: Any, **kwargs: Any) -> Any:
         with enter():
-            return call(*args)
+            return call(*args, **kwargs)
 
     return inside
 
