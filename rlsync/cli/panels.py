@@ -16,6 +16,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 from rlsync.cli.run_folder import Curve, NotRecorded, RunFolder
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Life, named
+from rlsync.core.whole_file import check_folder
 from rlsync.recipes.timeline import Timeline
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
@@ -58,6 +59,11 @@ class Panel:
 
 
 Reading = tuple[Panel, Layer, str, Curve]  #: the curve of the run of this name for one layer
+
+
+def save(figure: Figure, out: Path) -> None:
+    check_folder(out)
+    figure.savefig(out)
 
 
 def check_format(out: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,8 +23,8 @@ _EXAMPLES = """examples:
 
 Nothing is trained, and no worker is started. A run may end before its plan does, when it reaches its target.
 
-exit status: 0 the plan is printed, 1 the picture cannot be written, 2 the config is wrong, its recipe has
-no plan, or no matplotlib
+exit status: 0 the plan is printed, 1 the disk is full, 2 the config is wrong, its recipe has no plan, the
+picture cannot be written, or no matplotlib
 """
 
 #: The words of a plan, which mean the same in logs and in configs.
@@ -52,12 +51,7 @@ def main(arguments: list[str]) -> int:
     plans = [timeline(config) for config in configs]
     if given.plot is not None:
         panels = panels_for("rlsync plan --plot", given.plot)
-        figure = panels.draw_plans([_title(config) for config in configs], plans)
-        try:
-            figure.savefig(given.plot)
-        except OSError as error:
-            print(f"cannot write {given.plot}: {error}", file=sys.stderr)
-            return 1
+        panels.save(panels.draw_plans([_title(config) for config in configs], plans), given.plot)
     if given.json:
         print(json.dumps({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}, indent=2))
         return 0

@@ -22,7 +22,7 @@ panels (a run may still be running; a panel without recorded values is left out)
   staleness    how many versions old the steps were that the learner used: how old is what it learns from
   publishes    how long each publish held the learner, and the bytes it copied
 
-exit status: 0 drawn, 1 the picture cannot be written, 2 not a run folder, nothing to draw, or no matplotlib
+exit status: 0 drawn, 1 the disk is full, 2 not a run folder, nothing to draw, a wrong file, or no matplotlib
 """
 
 
@@ -37,11 +37,7 @@ def main(arguments: list[str]) -> int:
     paths = [path for run in given.run for path in agents_in(run).values() or [run]]
     runs = {label: RunFolder(path) for label, path in labels(paths).items()}
     figure, notes = panels.draw(runs)
-    try:
-        figure.savefig(out)
-    except OSError as error:
-        print(f"cannot write {out}: {error}")
-        return 1
+    panels.save(figure, out)
     for note in notes:
         print(f"left out  {note}")
     print(f"drawn     {out}")

@@ -11,6 +11,7 @@ from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Life, lives_in, named
+from rlsync.core.whole_file import check_folder
 from rlsync.recipes.run_files import SCHEDULE, TIMELINE
 
 _EXAMPLES = """examples:
@@ -22,7 +23,7 @@ _EXAMPLES = """examples:
 A run may still be running. Of a run that was resumed, its newest life is drawn. A bar lasts from one rollout
 of a worker that the learner took until the next, and has the colour of the version that acted.
 
-exit status: 0 drawn or written, 2 no schedule, nothing to draw, or no matplotlib
+exit status: 0 drawn or written, 2 no schedule, nothing to draw, a wrong file, or no matplotlib
 """
 
 
@@ -46,11 +47,12 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("nothing was recorded in that time", str(run / SCHEDULE), "give another time")
     written = given.trace or given.out or given.run[0] / TIMELINE
     if given.trace is not None:
+        check_folder(given.trace)
         found = [event for n, (name, life) in enumerate(lives.items(), 1) for event in events(n, name, life)]
         given.trace.write_text(json.dumps({"traceEvents": found}))
     else:
         panels = panels_for("rlsync timeline", written)
-        panels.lanes(lives).savefig(written)
+        panels.save(panels.lanes(lives), written)
     print(f"{'drawn' if given.trace is None else 'written'}     {written}")
     return 0
 

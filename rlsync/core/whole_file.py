@@ -31,6 +31,12 @@ def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = 
         raise
 
 
+def check_folder(file: Path) -> None:
+    """ConfigError if ``file`` could not be written because of its folder."""
+    if not os.access(file.parent, os.W_OK):
+        raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
+
+
 def flush(path: Path) -> None:
     """Have the disk keep a file, or a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)

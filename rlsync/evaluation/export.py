@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.extensions import has_package
-from rlsync.core.whole_file import write_whole
+from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.evaluation.policy import Policy
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.vectors import Envs
@@ -46,8 +46,7 @@ def check_file(file: Path) -> None:
         if not has_package(name):
             what = f"{name} is not installed, which {file.suffix} needs"
             raise ConfigError(what, str(file), "pip install 'rlsync[export]'")
-    if not file.parent.is_dir():
-        raise ConfigError(f"there is no folder {file.parent}", str(file), "make it, or name another")
+    check_folder(file)
 
 
 def export(policy: Policy, envs: Envs, file: Path) -> float:

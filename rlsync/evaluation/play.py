@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.extensions import has_package
-from rlsync.core.whole_file import write_whole
+from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
 from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, VectorEnvs
@@ -249,8 +248,7 @@ class Film:
 def check_file(file: Path) -> None:
     """Raise ConfigError for a file that cannot be written, before anything is played."""
     check_packages(file)
-    if not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
+    check_folder(file)
 
 
 def check_packages(file: Path) -> None:

@@ -67,3 +67,15 @@ def test_a_picture_is_drawn_and_a_time_in_which_nothing_happened_is_refused(run:
     assert (run / TIMELINE).stat().st_size > 1000
     assert main(["timeline", str(run), "--from", "500"]) == 2
     assert "nothing was recorded in that time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--out", "--trace"])
+def test_a_file_in_a_folder_that_is_not_there_is_told(
+    option: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["timeline", str(run), option, str(run / "no" / "file.png")]) == 2
+    assert capsys.readouterr().err == (
+        f"cannot write into {run / 'no'}\n"
+        f"  where  {run / 'no' / 'file.png'}\n"
+        "  cure   name a file in another folder\n"
+    )
