@@ -572,6 +572,7 @@ def main(arguments: list[str]) -> int:
         trial = Trial(Path(folder), given.seed, given.recipes or list(RECIPES))
         while trial.kills() < given.kills and time.monotonic() - began < given.seconds:
             trial.run(began + given.seconds, given.kills)
+            print(f"{trial.kills()} signals in {time.monotonic() - began:.0f} s", flush=True)
     found = {
         "seed": given.seed,
         "seconds": round(time.monotonic() - began, 1),

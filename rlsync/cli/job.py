@@ -185,14 +185,14 @@ def _agents(
     if whole.resume is not None and not agents_in(Path(whole.resume)):
         cure = "leave recipe.agents out, or start a population anew without resume"
         errors.append(ConfigError(f"{whole.resume} has no agents", f"resume={whole.resume}", cure))
-    varied = {}
+    varied = []
     for key, values in (recipe.vary or {}).items():
         text = ",".join(map(json.dumps, values)) if isinstance(values, list) else values
         each = values_of(parsed(f"recipe.{key}={text}"))
         if len(each) != recipe.agents:
             what = f"recipe.vary has {len(each)} values of {key} for {recipe.agents} agents"
             errors.append(ConfigError(what, "recipe.vary", "give a value for each agent"))
-        varied[key] = each
+        varied.append(each)
     own = [word for word in words if not word.startswith(("resume=", "run_dir="))]
     for number in range(0 if errors else recipe.agents):
         before = None if whole.resume is None else agent_folder(whole.resume, number)
@@ -200,7 +200,7 @@ def _agents(
         if end is not None and end.status == 0 and (end.frames or 0) >= recipe.total_frames:
             continue
         goes_on = before is not None and checkpoint_at(before) is not None
-        differs = [each[number] for each in varied.values()]
+        differs = [each[number] for each in varied]
         made, faults = composition(line, [*own, *differs, *([f"resume='{before}'"] if goes_on else [])])
         errors += faults
         if made is None:
