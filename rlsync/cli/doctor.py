@@ -224,6 +224,6 @@ def _adopt(found: Examination) -> str:
     """The code that lets rlsync publish."""
     routes = ", ".join(f"{name!r}: {source!r}" for name, source in found.routes if " " not in source)
     sync = f"rlsync.SyncWeights({{{routes or repr('policy') + ': ...'}}}).register(trainer)"
-    if not found.processes:
+    if found.on_board or not found.processes:
         return sync
     return f"weight_sync_schemes={{'policy': rlsync.BoardScheme()}} on the collector, and {sync}"

@@ -402,6 +402,15 @@ def test_workers_that_act_with_the_learners_own_memory_are_found_out(ended: Ende
 
 
 @pytest.mark.usefixtures("fork_workers")
+def test_workers_on_a_board_without_a_hook_are_told_of_the_hook_alone(ended: Ended) -> None:
+    workers = make_workers(MultiSyncCollector, make_policy(), workers=1, schemes={"policy": BoardScheme()})
+    found = examine(ended(trainer_on(workers)), TIMEOUT_S)
+
+    cures = {finding.cure for finding in findings_of(found) if finding.verdict != "ok"}
+    assert cures == {f"rlsync.SyncWeights({{'policy': '{SOURCE}'}}).register(trainer)"}
+
+
+@pytest.mark.usefixtures("fork_workers")
 def test_without_a_push_workers_keep_what_they_had(ended: Ended) -> None:
     schemes = {"policy": SharedMemWeightSyncScheme()}
     workers = make_workers(MultiSyncCollector, make_policy(), schemes=schemes)

@@ -22,9 +22,11 @@ from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin.collectors.choose import training_of
 from rlsync.torchrl_plugin.compat import trainers
+from rlsync.torchrl_plugin.compat.schemes import schemes_of
 from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSource, FoundSync, coverage_of, sync_of
 from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers, Held, NoAnswer
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
+from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 
 Named = dict[str, Tensor]
 
@@ -62,6 +64,7 @@ class Examination:
     trainer: str
     collector: str
     processes: bool  #: whether the collector has worker processes
+    on_board: bool  #: whether these read a board or another transport of rlsync
     sync: str  #: the hook that publishes, in words; empty when there is none
     by_rlsync: bool  #: whether this hook is one of rlsync's
     routes: tuple[tuple[str, str], ...]  #: destination and source of each part that the hook sends
@@ -105,6 +108,7 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
         trainer=type(trainer).__name__,
         collector=workers.description,
         processes=workers.processes,
+        on_board=any(isinstance(it, WorkerScheme) for it in schemes_of(trainer.collector).values()),
         sync=sync.description,
         by_rlsync=sync.by_rlsync,
         routes=tuple((source.destination, source.description) for source in sync.sources),
