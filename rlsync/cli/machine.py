@@ -98,8 +98,11 @@ def lock() -> Finding:
         one = SharedFile.create("rlsync-doctor")
         other = SharedFile.open(one.address)
         one.resize(PAGE_BYTES)
-        steps = [one.try_lock(0, exclusive=True), not other.try_lock(0, exclusive=False)]
-        steps.append(other.try_lock(1, exclusive=True))
+        steps = [
+            one.try_lock(0, exclusive=True),
+            not other.try_lock(0, exclusive=False),
+            other.try_lock(1, exclusive=True),
+        ]
         one.unlock(0)
         steps += [other.try_lock(0, exclusive=True), one.is_locked(0)]
         other.close()

@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
         return 0
     for config, plan in zip(configs, plans, strict=True):
         print(as_text(config, plan), end="\n\n")
-    print("\n".join(["words", *(f"  {word:<10} {meaning}" for word, meaning in GLOSSARY.items())]))
+    print("words")
+    print("\n".join(f"  {word:<10} {meaning}" for word, meaning in GLOSSARY.items()))
     return 0
 
 

@@ -170,9 +170,8 @@ def loaded(point: EntryPoint) -> Recipe:
     from rlsync.recipes.settings import RecipeConfig
 
     if not (isinstance(found.settings, type) and issubclass(found.settings, RecipeConfig)):
-        raise ConfigError(
-            f"its settings are {found.settings!r}", where, "let them inherit parts.RecipeConfig"
-        )
+        what = f"its settings are {found.settings!r}"
+        raise ConfigError(what, where, "let them inherit parts.RecipeConfig")
     return found
 
 

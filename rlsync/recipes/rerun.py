@@ -30,8 +30,15 @@ from rlsync.torchrl_plugin.hooks.record_schedule import stop
 from rlsync.workers.rollout_collector import RolloutCollector
 
 #: Keys that decide nothing of what is learned.
-_BESIDE = {"run_dir", "config_dir", "resume", "logger", "evaluation"}
-_BESIDE |= {"checkpoint_every_frames", "stop_within_s"}
+_BESIDE = (
+    "run_dir",
+    "config_dir",
+    "resume",
+    "logger",
+    "checkpoint_every_frames",
+    "stop_within_s",
+    "evaluation",
+)
 
 
 def schedule_facts(config: Config) -> dict[str, Any]:

@@ -57,7 +57,9 @@ class Deviation:
 
     what: str  #: what is wrong, with the version
     where: str  #: the worker, its pid and the destination
-    cure: str = "find the code that writes to the worker's weights or keeps it from adopting; restart it"
+    cure: str = (
+        "find the code that writes to the worker's weights or keeps it from adopting; restart the worker"
+    )
 
 
 #: Where the weights arrived, and something else is computed with them.

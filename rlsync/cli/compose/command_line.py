@@ -75,8 +75,9 @@ def read(arguments: list[str]) -> CommandLine:
         sweeps = flags.multirun or _SWEEP in words
         jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
     flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
-    found = (tuple(words), tuple(map(tuple, jobs)), sweeps, flags, flag_words, own)
-    return CommandLine(*found, tuple(errors), unusable, flags.trust)
+    all_jobs = tuple(map(tuple, jobs))
+    found = (tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors))
+    return CommandLine(*found, unusable, flags.trust)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -56,7 +56,8 @@ class StopIfNotFinite(RegistersItself):
         self._steps += 1
         losses, norms = self._seen.losses(), self._seen.norms()
         if not norms:
-            norms = [float(get_total_norm([p.grad for p in _parameters(optimizer) if p.grad is not None]))]
+            grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+            norms = [float(get_total_norm(grads))]
         if not (all(map(math.isfinite, norms)) and all(map(all_finite, losses.values()))):
             what = self._at_fault(losses, optimizer)
             if what:

@@ -288,8 +288,11 @@ class StatisticsHook(RegistersItself, InSummary):
         if counted.workers_s is not None and began.workers_s is not None:
             waited = (counted.workers_s - began.workers_s) / wall_s / self.num_workers
         self.load = Load(busy, waited, self.more_frames)
-        logged = {"load/learner_busy": busy, "load/workers_waited": waited}
-        logged["load/dropped_rollouts"] = counted.dropped
+        logged = {
+            "load/learner_busy": busy,
+            "load/workers_waited": waited,
+            "load/dropped_rollouts": counted.dropped,
+        }
         return {key: value for key, value in logged.items() if value is not None}
 
     def _count_receipts(self) -> None:

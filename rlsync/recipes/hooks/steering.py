@@ -94,7 +94,8 @@ class EpisodeReturns(TrainerHookBase):
         ended = self.ended(batch)
         self.newest.extend(ended)
         self.finished += len(ended)
-        if self.target is not None and len(self.newest) == self.newest.maxlen and self.mean >= self.target:
+        full = len(self.newest) == self.newest.maxlen
+        if self.target is not None and full and self.mean >= self.target:
             self.stop(f"return {self.mean:.0f} reached {self.target:g}")
         return {"return": self.mean, "episodes": self.finished} if self.newest else None
 

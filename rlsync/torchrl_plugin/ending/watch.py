@@ -179,14 +179,14 @@ class Watch:
 
     def _hanging(self, workers: list[ReaderStatus]) -> AdoptionTimeout | None:
         over = set(self.silence.look({worker.reader: worker.heartbeat_age_s for worker in workers}))
-        named = self._named(workers, over - self._had_its_turn)
+        named = self._named(workers, over)
         return self._late(named) if named else None
 
     def _named(self, workers: list[ReaderStatus], silent: Collection[int]) -> list[ReaderStatus]:
-        """Whom to name for silent workers: a stopped one may hold a lock that all others wait for."""
+        """Whom to name if one that is waited for is silent: a stopped one may hold a lock of all others."""
         waited_for = [worker for worker in workers if worker.reader not in self._had_its_turn]
-        stopped = [worker for worker in waited_for if worker.state == "stopped"]
-        return (stopped if silent else []) or [worker for worker in workers if worker.reader in silent]
+        late = [worker for worker in waited_for if worker.reader in silent]
+        return late and ([worker for worker in waited_for if worker.state == "stopped"] or late)
 
     def _late(self, named: list[ReaderStatus]) -> AdoptionTimeout:
         return AdoptionTimeout(
