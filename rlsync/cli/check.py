@@ -26,9 +26,9 @@ _EXAMPLES = """examples:
   rlsync check --json resume=runs/DATE/TIME      for machines
 
 It checks keys, options, types, bounds, the trigger, the environment (by making one), and the checkpoint to
-resume from. If nothing is wrong with those, and you give a sync map, a recipe or a transport of your own,
-it starts workers and resolves the sync map, as the run will. An unknown option of a group (recipe=pppo) is
-told before keys are looked at, because it decides which keys there are.
+resume from. If nothing is wrong with those, and you give a sync map, a recipe, a transport or an environment
+(module:Id) of your own, it starts workers and resolves the sync map, as the run will. An unknown option of a
+group (recipe=pppo) is told before keys are looked at, because it decides which keys there are.
 
 exit status: 0 nothing is wrong, 2 something is
 """
@@ -50,10 +50,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_own(job: Job, own: Path | None) -> bool:
-    """Whether a job may have a sync map, a recipe or a transport that is not shipped."""
+    """Whether a job may have a sync map, a recipe, a transport or an environment that is not shipped."""
     return (
         job.recipe.name not in registry.SHIPPED
         or job.config.collector.transport != BOARD
+        or ":" in job.config.env.id
         or any(_may_map(word, own) for word in job.words)
     )
 

@@ -129,11 +129,11 @@ def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = N
         if errors:
             why += f", the one before, because {errors[0].what} ({errors[0].where})"
         elif at.name.startswith(f".{CHECKPOINT}"):
-            why += ", the one before: the run was stopped while it put a newer one in its place"
+            why += ", the one before: a newer one was not in its place yet"
         elif any(folder.glob(f".{CHECKPOINT}.stage-*")):
-            why += ", the newest whole one: the run was stopped while it wrote another"
+            why += ", the newest whole one: another was not written whole"
         elif len(found) > 1:
-            why += ", the newer one of two: the run was stopped before it had removed the other"
+            why += ", the newer one of two: the other was not removed yet"
         return Taken(at, why)
     if errors:
         raise errors[0]

@@ -297,7 +297,7 @@ def test_a_checkpoint_that_was_moved_aside_by_a_killed_writer_is_found(runs: Pat
     (run / "checkpoint").rename(run / ".checkpoint.backup-1f")
     job = job_of(f"resume={run}", "recipe.total_frames=1024")
     assert job.checkpoint == run / ".checkpoint.backup-1f"
-    assert "the one before: the run was stopped" in job.told["resumes"]
+    assert "the one before: a newer one was not in its place yet" in job.told["resumes"]
     assert job.config.recipe.lr == 1e-4
 
 

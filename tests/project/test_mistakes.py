@@ -359,3 +359,34 @@ def test_a_path_that_leads_nowhere_is_found_by_check_as_by_the_start_of_a_run(
 ) -> None:
     assert main(["check", f"sync.map.0.{key}"]) == 2
     assert words in capsys.readouterr().out
+
+
+ENVIRONMENT = """
+import gymnasium, numpy
+
+class Narrow(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), numpy.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return numpy.zeros(4 + self.more, numpy.float32), {}
+
+    more = 1
+
+gymnasium.register("Narrow-v0", Narrow)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("recipe", ["ppo", "impala"])
+def test_an_environment_of_ones_own_is_reset_by_check_as_by_the_start_of_a_run(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first observation has another shape than its space."""
+    (tmp_path / "narrow_env.py").write_text(ENVIRONMENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", f"recipe={recipe}", "env.id=narrow_env:Narrow-v0", "collector.num_workers=1"]) == 2
+    printed = capsys.readouterr().out
+    assert "ended before it was ready" in printed
+    assert "env.id=narrow_env:Narrow-v0" in printed

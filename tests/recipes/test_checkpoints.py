@@ -204,10 +204,10 @@ def test_resume_says_which_of_two_whole_ones_it_takes(saved: Path) -> None:
     assert "the newer one of two" in str(taken(run, trusted=False))
     saved.rename(run / f".{CHECKPOINT}.backup-2e")
     shutil.rmtree(left)
-    assert "the one before: the run was stopped while it put a newer one" in str(taken(run, trusted=False))
+    assert "the one before: a newer one was not in its place yet" in str(taken(run, trusted=False))
     (run / f".{CHECKPOINT}.backup-2e").rename(saved)
     (run / f".{CHECKPOINT}.stage-1f").mkdir()
-    assert "the newest whole one: the run was stopped while it wrote" in str(taken(run, trusted=False))
+    assert "the newest whole one: another was not written whole" in str(taken(run, trusted=False))
 
 
 @pytest.fixture
