@@ -8,6 +8,8 @@ checkpoint. The first half of a run fills what is bounded, as receipts and alloc
 nothing may grow but the list of versions that a ledger remembers, while it is not full: each figure is the
 median of its last quarter less that of the third one.
 
+``--out`` also keeps the learner's batches and bytes once a minute: a step is no slope.
+
 The exit status is 1 if a run has more descriptors, a checkpoint that is larger by more than 1 %, or a learner
 or workers that grow by more than 2 MB, and by more than 1 MB for each 1,000 batches.
 """
@@ -171,7 +173,10 @@ def main(arguments: list[str]) -> int:
         shown = "  ".join(f"{name} {value:,.1f}" for name, value in figures.items())
         print(f"{logger}: {shown}  grows: {', '.join(bad[logger]) or 'nothing'}", flush=True)
     if given.out is not None:
-        given.out.write_text(json.dumps({"found": found, "bad": bad}, indent=2) + "\n")
+        minutes = {
+            name: [(at.batches, at.learner_bytes) for at in run.looks[::30]] for name, run in runs.items()
+        }
+        given.out.write_text(json.dumps({"found": found, "bad": bad, "learner_by_minute": minutes}) + "\n")
     return int(any(bad.values()))
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlsync.cli.main import EXIT_FAILED, parser_of
+from rlsync.cli.run_folder import tell_without_end
 from rlsync.core.schedule import Life, compared, lives_in
 from rlsync.recipes.run_files import SCHEDULE
 
@@ -33,7 +34,8 @@ def main(arguments: list[str]) -> int:
 
 def _whole(run: Path) -> Life:
     """All lives of a run as one: version numbers never come twice."""
-    whole, *later = lives_in(run / SCHEDULE)
+    whole, *later = lives = lives_in(run / SCHEDULE)
+    tell_without_end(run, lives[-1])
     for life in later:
         whole.events += life.events
         whole.digests |= life.digests

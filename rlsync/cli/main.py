@@ -75,7 +75,8 @@ def _run(words: list[str]) -> int:
         return 0 if words else EXIT_USAGE
     for word in words:
         if plain := re.match("-?[\u2013\u2014\u2212]+-?", word):
-            cure = f"write {'--' + word[plain.end() :]}"
+            bare = word[plain.end() :]
+            cure = f"write --{bare}" + f", or {bare} if it is a key" * ("=" in bare)
             raise ConfigError(f"{word!r} begins with the dash of a text editor", "the command line", cure)
     if words[0] == "--version":
         print(f"rlsync {__version__}")
@@ -114,8 +115,12 @@ class Refused(RlsyncError):
     """The machine refuses what is asked of it."""
 
 
-#: What to do about a folder that is none of a run.
-NAME_IT = "name the folder that rlsync train printed as 'run'; runs made in Python write no config"
+def name_it(folder: Path) -> str:
+    """What to do about a folder that is none of a run."""
+    if (folder / ".hydra").is_dir():
+        return "start it again: it was stopped before it had written anything; or wait, if it just starts"
+    return "name the folder that rlsync train printed as 'run'; runs made in Python write no config"
+
 
 #: What a user can do about errors of the machine, by their numbers.
 _CURES = {

@@ -63,19 +63,19 @@ def main(arguments: list[str]) -> int:
 
 
 def as_text(config: Config, plan: Timeline) -> str:
-    published = "" if plan.publishes is None else f": {plan.publishes:,} versions after the first"
+    published = "" if plan.publishes is None else f": {_of(plan.publishes, 'version')} after the first"
     frames, versions = plan.evaluation_every_frames, plan.evaluation_every_versions
-    evaluation = f"at least {frames:,} frames apart, which are {versions:,} versions" if frames else "never"
+    apart = f"at least {frames:,} frames apart, which are {_of(versions, 'version')}" if frames else "never"
     rest = "" if config.checkpoint_every_frames else f" and {CHECKPOINT_REST_S:g} s"
     rows = [_phase(phase, config.collector.frames_per_batch) for phase in plan.phases]
     if plan.update:
         rows.append(("update", plan.update))
     rows += [
         ("publish", f"{plan.publish_every}{published}"),
-        ("evaluation", evaluation),
+        ("evaluation", apart),
         ("checkpoint", f"every {plan.checkpoint_every_frames:,} frames{rest}, and at the end"),
         ("workers", _workers(config)),
-        ("end", f"{plan.frames:,} frames, {plan.updates:,} updates, ratio {plan.ratio:g}"),
+        ("end", f"{plan.frames:,} frames, {_of(plan.updates, 'update')}, ratio {plan.ratio:g}"),
     ]
     wide = max(len(name) for name, _ in rows) + 4
     return "\n".join([_title(config), *(f"  {name:<{wide}}{text}" for name, text in rows)])
@@ -84,7 +84,7 @@ def as_text(config: Config, plan: Timeline) -> str:
 def _workers(config: Config) -> str:
     workers, envs, more = config.workers_per_node, config.env.num_envs, more_frames(config)
     steps = math.ceil(config.collector.frames_per_batch / (workers * envs))
-    told = f"{workers}, each with {envs} environment{'s' * (envs > 1)}: {steps:,} policy calls for a batch"
+    told = f"{workers}, each with {_of(envs, 'environment')}: {_of(steps, 'policy call')} for a batch"
     return told if more is None else f"{told}; more frames a second: {more}"
 
 
@@ -94,8 +94,13 @@ def _title(config: Config) -> str:
 
 def _phase(phase: Phase, frames_per_batch: int) -> tuple[str, str]:
     name = f"frames {phase.first_frame:,} to {phase.last_frame:,}"
-    rounds = f"({phase.rounds:,} round{'s' if phase.rounds > 1 else ''})"
+    rounds = f"({_of(phase.rounds, 'round')})"
     if phase.name == "prefill":
         return name, f"prefill: random actions, no update {rounds}"
-    count = f"{phase.most}" if phase.fewest == phase.most else f"{phase.fewest} to {phase.most}"
-    return name, f"learning: {count} updates after each batch of {frames_per_batch} frames {rounds}"
+    fewest = "" if phase.fewest == phase.most else f"{phase.fewest} to "
+    batch = f"batch of {_of(frames_per_batch, 'frame')}"
+    return name, f"learning: {fewest}{_of(phase.most, 'update')} after each {batch} {rounds}"
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -18,6 +18,7 @@ from rlsync.cli.eval import config_of
 from rlsync.cli.job import Job, examined
 from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
 from rlsync.cli.resume import load
+from rlsync.cli.run_folder import tell_without_end
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life
@@ -67,6 +68,8 @@ def main(arguments: list[str]) -> int:
             if found.unequal:
                 break
     assert found is not None, "there is a life"
+    if given.until is None:
+        tell_without_end(given.run, chosen[-1][0])
     if found.unequal and found.equal < 3:  # as where an environment draws from elsewhere than its seed
         print(f"look at the environment: rlsync doctor --env env.id={chosen[0][1].env.id}", file=sys.stderr)
     print(json.dumps({"run": str(given.run), "rerun": str(folder), **asdict(found)}) if given.json else found)
@@ -107,8 +110,8 @@ def wanted(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> 
     for number, (life, _) in enumerate(chosen, 1):
         if given.until in {publish.version for publish in life.publishes}:
             return chosen[:number]
-    what, newest = f"the run has not published version {given.until}", chosen[-1][0].publishes[-1].version
-    raise ConfigError(what, "--until", f"its newest version is {newest}")
+    what, newest = f"no version {given.until} was recorded", chosen[-1][0].publishes[-1].version
+    raise ConfigError(what, "--until", f"the newest version is {newest}")
 
 
 def _new_folder(run: Path, into: Path | None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from rlsync.cli.main import NAME_IT
+from rlsync.cli.main import name_it
 from rlsync.cli.trust import config_in
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
-from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, SCALARS, STALENESS
+from rlsync.core.schedule import Life
+from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, SCALARS, SCHEDULE, STALENESS
 
 Numbers = NDArray[np.float64]
+
+
+def tell_without_end(run: Path, last: Life) -> None:
+    """Say how far the schedule of a run goes whose last life has no end, as that of a killed one."""
+    if not last.has_ended:
+        newest = max((publish.version for publish in last.publishes), default=0)
+        why = "the run goes on or was killed, or the file was cut off"
+        print(f"{run / SCHEDULE} stops at version {newest}, without an end: {why}", file=sys.stderr)
 
 
 class NotRecorded(Exception):
@@ -41,8 +51,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         if not (path / RESOLVED).is_file():
             lacks = f"it has no {RESOLVED}" if path.is_dir() else "no folder"
-            runs = sorted(str(file.parent) for file in path.glob(f"*/{RESOLVED}")) if path.is_dir() else []
-            cure = f"it holds runs, name these: {' '.join(runs)}" if runs else NAME_IT
+            runs = sorted(str(file.parent) for file in path.glob(f"[!.]*/{RESOLVED}"))
+            cure = f"it holds runs, name these: {' '.join(runs)}" if runs else name_it(path)
             raise ConfigError(f"{path} is not the folder of a run: {lacks}", "the command line", cure)
         self.path = path
 

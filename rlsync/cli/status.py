@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from rlsync.cli.main import NAME_IT, parser_of
+from rlsync.cli.main import name_it, parser_of
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
 from rlsync.core.whole_file import record_in
 from rlsync.recipes import run_files as files
@@ -184,7 +184,7 @@ def _state_of(run: Path) -> RunStatus:
         return RunStatus(RUNNING, f"pid {learner} trains: {why}")
     if not (run / files.RESOLVED).is_file():
         what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
-        raise ConfigError(what, "rlsync status", NAME_IT)
+        raise ConfigError(what, "rlsync status", name_it(run))
     since = at((run / files.RESOLVED).stat().st_mtime)
     why = "the run is starting, or was killed while it started"
     return RunStatus(NO_BOARD, f"no board, since {since}: {why}")

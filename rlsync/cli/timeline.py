@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
+from rlsync.cli.run_folder import tell_without_end
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Life, lives_in, named
 from rlsync.core.whole_file import check_folder
@@ -40,9 +41,9 @@ def main(arguments: list[str]) -> int:
     trace = "write Chrome's trace format in place of a picture; Perfetto opens millions of events"
     out.add_argument("--trace", type=Path, metavar="FILE.json", help=trace)
     given = parser.parse_args(arguments)
-    lives = {}
-    for run in given.run:
-        life = lives[str(run)] = lives_in(run / SCHEDULE)[-1].between(given.begin * 1e3, given.end * 1e3)
+    lives, newest = {}, {run: lives_in(run / SCHEDULE)[-1] for run in given.run}
+    for run, last in newest.items():
+        life = lives[str(run)] = last.between(given.begin * 1e3, given.end * 1e3)
         if not life.events:
             raise ConfigError("nothing was recorded in that time", str(run / SCHEDULE), "give another time")
     written = given.trace or given.out or given.run[0] / TIMELINE
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
     else:
         panels = panels_for("rlsync timeline", written)
         panels.save(panels.lanes(lives), written)
+    for run, last in newest.items():
+        tell_without_end(run, last)
     print(f"{'drawn' if given.trace is None else 'written'}     {written}")
     return 0
 

@@ -93,6 +93,10 @@ class Life:
     def publishes(self) -> list[Published]:
         return [event for event in self.events if isinstance(event, Published)]
 
+    @property
+    def has_ended(self) -> bool:
+        return any(note["event"] == "end" for note in self.notes)
+
     def plan(self, workers: int) -> dict[int, list[Rollout]]:
         """The rollouts of each worker, in order."""
         plan: dict[int, list[Rollout]] = {worker: [] for worker in range(workers)}
@@ -242,11 +246,12 @@ def lives_in(file: Path) -> list[Life]:
 
 def _blocks(file: Path) -> Iterator[bytes]:
     """The blocks of a schedule; what a killed run has not completed at its end is left out."""
-    cure = "copy the file anew from the machine that wrote it; a run that has none cannot be made again"
     try:
         data = file.read_bytes()
     except OSError as error:
+        cure = "name the folder of a run that has written one: without it, none can be compared or made again"
         raise ConfigError(f"no schedule: {error.strerror}", str(file), cure) from error
+    cure = "copy the file anew from the machine that wrote it"
     if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:
         raise ConfigError("this file is no schedule of a run", str(file), cure)
     newest = _HEAD.unpack_from(data)[1]

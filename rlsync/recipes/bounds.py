@@ -59,9 +59,10 @@ class Bound:
 WIDTHS: Mapping[str, Any] = {"bound": Bound(widths=True)}
 
 
-def above_zero(default: Any, *, finite: bool = False) -> Any:
-    """A field that accepts numbers above zero; with ``finite``, not infinity."""
-    return field(default=default, metadata={"bound": Bound(low=0, low_excluded=True, high_excluded=finite)})
+def above_zero(default: Any, *, finite: bool = False, most: float = float("inf")) -> Any:
+    """A field that accepts numbers above zero, up to ``most``; with ``finite``, not infinity."""
+    bound = Bound(low=0, high=most, low_excluded=True, high_excluded=finite)
+    return field(default=default, metadata={"bound": bound})
 
 
 def at_least(low: float, default: Any) -> Any:
@@ -69,9 +70,9 @@ def at_least(low: float, default: Any) -> Any:
     return field(default=default, metadata={"bound": Bound(low=low)})
 
 
-def not_below_zero(default: Any) -> Any:
-    """A field that accepts zero and numbers above."""
-    return at_least(0, default)
+def not_below_zero(default: Any, *, most: float = float("inf")) -> Any:
+    """A field that accepts zero and numbers above, up to ``most``."""
+    return field(default=default, metadata={"bound": Bound(low=0, high=most)})
 
 
 def fraction(default: Any) -> Any:

@@ -190,7 +190,7 @@ def _require(name: str, asked: int, known: Collection[int]) -> None:
     if asked not in known:
         span = f"give {min(known)} to {max(known)}" if known else "no batch is complete"
         cure = f"{span}; rollouts that were dropped have no frames; --from names another life"
-        raise ConfigError(f"the learner took no such frame: {name} cannot be {asked}", name, cure)
+        raise ConfigError(f"no such frame was recorded: {name} cannot be {asked}", name, cure)
 
 
 def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:

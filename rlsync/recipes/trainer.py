@@ -137,6 +137,8 @@ def rest_between_checkpoints(trainer: Trainer) -> None:
 def policy_player(run: Run[Any], policy: TensorDictModuleBase, *, deterministic: bool) -> CheckpointPlayer:
     """What ``rlsync eval`` plays with, in the map's dtype; ``deterministic`` takes the likeliest action."""
     acts, spaces = workers_policy(run.config.sync, policy), run.spaces
+    if isinstance(acts, DreamerPlayer):
+        acts = DreamerPlayer(acts.player)  # one version plays, so nothing is adopted
     acting = PolicyPlayer(
         acts,
         spaces.player_actions(),

@@ -41,8 +41,9 @@ def recorded(
     facts: dict[str, Any] | None = None,
     *,
     digests: dict[int, dict[str, int]] | None = None,
+    end: bool = False,
 ) -> Path:
-    """The folder of a run that made two rollouts."""
+    """The folder of a run that made two rollouts, and was killed if it has no end."""
     folder.mkdir()
     OmegaConf.save(OmegaConf.structured(config), folder / RESOLVED)
     writer = ScheduleWriter(folder / SCHEDULE, facts or schedule_facts(config))
@@ -52,6 +53,8 @@ def recorded(
         writer.publish(number + 2, number + 1)
     for version, found in (digests or {3: {"policy.a": 1}}).items():
         writer.digests(version, found)
+    if end:
+        writer.note("end", version=3)
     writer.close()
     return folder
 
@@ -156,7 +159,7 @@ def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are
 ) -> None:
     run = recorded(tmp_path / "run", impala())
     assert main(["rerun", str(run), "--trust", "--until", "9"]) == 2
-    assert "its newest version is 3" in capsys.readouterr().err
+    assert "the newest version is 3" in capsys.readouterr().err
     assert main(["rerun", str(run), "--trust", "--from", "2"]) == 2
     assert "no life 2 that can be made again" in capsys.readouterr().err
     assert main(["rerun", str(run), "--trust", "--into", str(tmp_path)]) == 2
@@ -170,7 +173,7 @@ def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("21", "the learner took no such frame: NUMBER cannot be 21"),
+        ("21", "no such frame was recorded: NUMBER cannot be 21"),
         ("0", "NUMBER cannot be 0"),
         ("--worker 2 --rollout 0 --step 0", "--worker cannot be 2"),
         ("--worker 1 --rollout 1 --step 0", "--rollout cannot be 1"),
@@ -252,3 +255,26 @@ def test_two_runs_are_compared_and_the_first_difference_named(tmp_path: Path, ca
     )
     assert main(["compare", str(one), str(other), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["leaves"] == ["policy.a"]
+
+
+def test_a_schedule_without_an_end_is_told(tmp_path: Path, capsys) -> None:
+    cut = recorded(tmp_path / "cut", impala())
+    whole = recorded(tmp_path / "whole", impala(), end=True)
+    assert main(["compare", str(cut), str(whole)]) == 0
+    why = "the run goes on or was killed, or the file was cut off"
+    assert capsys.readouterr().err == f"{cut / SCHEDULE} stops at version 3, without an end: {why}\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "cure"),
+    [
+        ("status", "start it again: it was stopped"),
+        ("eval", "start it again"),
+        ("timeline", "name the folder"),
+    ],
+)
+def test_a_run_that_was_killed_before_it_wrote_anything_is_told(tmp_path: Path, capsys, verb, cure) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / RESOLVED).touch()
+    assert main([verb, str(tmp_path)]) == 2
+    assert f"cure   {cure}" in capsys.readouterr().err

@@ -83,6 +83,7 @@ TYPED: dict[str, dict[str, str]] = {
 VERBS = {
     "trian": "did you mean 'train'?",
     "train –config-dir own": "begins with the dash of a text editor",
+    "check –recipe=dqn": "write --recipe=dqn, or recipe=dqn if it is a key",
     "cp ppo": "did you mean 'recipe/ppo'?",
     "ls recipee": "did you mean 'recipe'?",
     "status nowhere": "name the folder that rlsync train printed as 'run'",

@@ -19,6 +19,7 @@ from torchrl.modules import DreamerV3MLP, RSSMPosterior, RSSMPrior, symlog
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.checkpoint import load as load_player
 from rlsync.evaluation.play import play
 from rlsync.recipes.dreamer import v1, v3
@@ -317,13 +318,24 @@ def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
     trained(built(config))
     acting = acting_of(config, deterministic=True)
     load_player(tmp_path / CHECKPOINT, acting)
-    envs = make_venv(acting.env, 2)
-    try:
-        scores = [episode.total for step in play(acting.player, envs, 2, seed=3) for episode in step]
-    finally:
-        envs.close()
+    scores = played(acting)
     assert len(scores) == 2
     assert all(np.isfinite(scores))
+
+
+@pytest.mark.parametrize("on_adoption", ["reset", "recompute"])
+def test_what_plays_one_version_needs_no_stamps_to_see_adoptions(on_adoption: str, tmp_path: Path) -> None:
+    config = small("dreamer_v3", f"recipe.on_adoption={on_adoption}", kind="in_process", run_dir=tmp_path)
+    assert len(played(acting_of(config, deterministic=True))) == 2
+
+
+def played(acting: CheckpointPlayer) -> list[float]:
+    """The returns of two episodes."""
+    envs = make_venv(acting.env, 2)
+    try:
+        return [episode.total for step in play(acting.player, envs, 2, seed=3) for episode in step]
+    finally:
+        envs.close()
 
 
 def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:

@@ -178,7 +178,8 @@ def checked(agent: int, count: int) -> TensorDict:
 def digest(batch: TensorDictBase, b: int) -> float:
     one = unroll(batch, b)
     one["reward"] = one["reward"][:-1]
-    one.pop("recurrent_state")
+    for key in ("recurrent_state", "policy_version"):  # a mix drops those of other agents
+        one.pop(key)
     return float(int(hashlib.blake2b(as_text(one).encode(), digest_size=2).hexdigest(), 16))
 
 

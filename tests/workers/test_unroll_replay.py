@@ -465,7 +465,7 @@ def test_two_agents_draw_from_the_unrolls_of_both_and_are_told_whose_they_are() 
     assert 0.3 < first.total.own / first.total.replayed < 0.7
 
 
-def test_the_state_of_another_agent_s_network_is_zeroed_and_one_s_own_kept() -> None:
+def test_the_state_and_version_of_another_agent_s_network_are_dropped_and_one_s_own_kept() -> None:
     replay = UnrollReplay(1000)
     mine = ReplayMix(replay, 20, agent=1)
     replay.extend(numbered(1), agent=1)
@@ -477,6 +477,8 @@ def test_the_state_of_another_agent_s_network_is_zeroed_and_one_s_own_kept() -> 
     assert mine.last.own > 0
     assert nonzero[own].all()
     assert not nonzero[~own].any()
+    assert (mixed["policy_version"][:, own] >= 0).all()
+    assert (mixed["policy_version"][:, ~own] == -1).all(), "it counts another learner's publishes"
 
 
 @pytest.mark.seconds

@@ -174,7 +174,7 @@ class MixReplayed(TrainerHookBase):
         return self.mix(batch.exclude(COLLECTOR))
 
     def register(self, trainer: Trainer, name: str = "replay") -> None:
-        """Mix before each optimizer step; register after hooks that look at online unrolls alone."""
+        """Mix before each optimizer step; register it before hooks that count what is learned from."""
         trainer.register_op("process_optim_batch", self)
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)

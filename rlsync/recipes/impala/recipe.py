@@ -115,7 +115,6 @@ def register_hooks(
     trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector, network: ImpalaNet
 ) -> None:
     recipe, replay = run.recipe, run.recipe.replay
-    LogPolicyLag(parts.register_sync(trainer, run)).register(trainer)
     if replay.ratio:
         seed, shared = run.config.seed, run.shared
         held: UnrollReplay | SharedReplay
@@ -126,6 +125,7 @@ def register_hooks(
         number = 0 if shared is None else shared.agent
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps, agent=number)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
+    LogPolicyLag(parts.register_sync(trainer, run)).register(trainer)
     EpisodeReturns(recipe.target_return, recipe.target_episodes).register(trainer)
     if recipe.evaluation.every_frames:
         greedy = in_dtype(network.player(deterministic=True), parts.workers_dtype(run.config.sync))

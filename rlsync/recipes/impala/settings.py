@@ -143,7 +143,7 @@ class UnrollReplayConfig:
     """Replayed unrolls, and the trust region of :class:`TrustRegion` for what is learned from them."""
 
     #: Replayed unrolls for each new one. 0: no replay, and the other keys of this section have no effect.
-    ratio: float = bounds.not_below_zero(0.0)
+    ratio: float = bounds.not_below_zero(0.0, most=1_000)
     #: Capacity, in steps.
     capacity_steps: int = bounds.above_zero(100_000)
     #: Nothing is replayed before the replay holds this many steps.

@@ -26,7 +26,7 @@ class PaceConfig:
 
     #: Updates for each collected frame, those of the prefill not counted. With the sizes above an update
     #: replays 256 frames, so each frame is replayed 64 times.
-    ratio: float = bounds.above_zero(1.0, finite=True)
+    ratio: float = bounds.above_zero(1.0, most=1_000)
     #: The most updates after one batch, at least ratio x collector.frames_per_batch; what is owed beyond it
     #: is done after later ones. null: no limit.
     burst: int | None = bounds.above_zero(None)

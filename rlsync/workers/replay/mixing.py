@@ -54,7 +54,8 @@ class ReplayMix:
         mixes = [ReplayMix(replay, replay_ratio=7, agent=number) for number in range(len(agents))]
 
     Each agent has its own network, optimizer, loss and ratio, and draws from the unrolls of all agents. The
-    recurrent state of another agent's unroll, which another network made, is zeroed.
+    recurrent state of another agent's unroll, which another network made, is zeroed, and ``policy_version``,
+    which counts another learner's publishes, is -1 (unknown).
     Environments, the length of unrolls and the keys must be the same.
 
     Args:
@@ -149,6 +150,9 @@ class ReplayMix:
             return None
         self._replayed += owed
         drawn = self.replay.draw(owed)
+        foreign = drawn.agent != self.agent
         if keys.RECURRENT_STATE in drawn.batch:
-            drawn.batch.get(keys.RECURRENT_STATE)[drawn.agent != self.agent] = 0
+            drawn.batch.get(keys.RECURRENT_STATE)[foreign] = 0
+        if keys.POLICY_VERSION in drawn.batch:
+            drawn.batch.get(keys.POLICY_VERSION)[:, foreign] = -1
         return drawn
