@@ -123,9 +123,10 @@ class Leftovers:
             return False
 
     def files(self) -> list[str]:
-        """New files of shared memory that no process has open: other programs' files are in use."""
-        new = {str(file) for file in Path("/dev/shm").iterdir()} - {str(file) for file in self._files}
-        return sorted(new - _open_files()) if new else []
+        """New files of shared memory that no process has open or mapped: other programs' files are in use."""
+        new = set(Path("/dev/shm").iterdir()) - self._files
+        used = _inodes_in_use() if new else set()
+        return sorted(str(file) for file in new if file.exists() and file.stat().st_ino not in used)
 
     def await_none(self, timeout_s: float) -> list[str]:
         """The processes and files that are still there when the time is up."""
@@ -135,11 +136,13 @@ class Leftovers:
         return left
 
 
-def _open_files() -> set[str]:
+def _inodes_in_use() -> set[int]:
+    """Of files that are open or mapped, under whatever name: that of a semaphore is another one by then."""
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):
-                found |= {str(descriptor.readlink()) for descriptor in (process / "fd").iterdir()}
-                found |= {line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines()}
+                found |= {int(line.split()[4]) for line in (process / "maps").read_text().splitlines()}
+            with suppress(OSError):
+                found |= {descriptor.stat().st_ino for descriptor in (process / "fd").iterdir()}
     return found
