@@ -27,8 +27,9 @@ _EXAMPLES = """examples:
 
 It checks keys, options, types, bounds, the trigger, the environment (by making one), and the checkpoint to
 resume from. If nothing is wrong with those, and you give a sync map, a recipe, a transport or an environment
-(module:Id) of your own, it starts workers and resolves the sync map, as the run will. An unknown option of a
-group (recipe=pppo) is told before keys are looked at, because it decides which keys there are.
+(module:Id) of your own, it starts workers and resolves the sync map, as the run will; in an environment of
+your own, they play one batch. An unknown option of a group (recipe=pppo) is told before keys are looked at,
+because it decides which keys there are.
 
 exit status: 0 nothing is wrong, 2 something is
 """
@@ -67,13 +68,15 @@ def _may_map(word: str, own: Path | None) -> bool:
 
 
 def start_errors(job: Job) -> list[RlsyncError]:
-    """What is wrong with what acts and with the sync map: both are built, with workers here, and ended."""
+    """What is wrong with what acts, the sync map and an environment: they are built, with workers here."""
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
         prepare_process()
         try:
             job.recipe.player(config, job.spaces, deterministic=True)
-            with shut_down(replace(job, config=config).build()):
+            with shut_down(replace(job, config=config).build()) as trainer:
+                if ":" in config.env.id:
+                    next(iter(trainer.collector))  # of an environment of one's own, a step may raise
                 return []
         except RlsyncError as error:
             return [error]

@@ -149,7 +149,10 @@ class Settings:
 
     def put_back(self, changed: Sequence[Restored] | None) -> None:
         """Put in again what the config has changed; None if unknown: then all options of optimizers."""
-        names = {place.buffer for place in changed or ()}
+        names = {place.buffer for place in changed or () if place.buffer}
+        if absent := names - {name for name, _, _ in self._numbers}:
+            what = f"no buffer of the loss is called {', '.join(sorted(absent))}"
+            raise ConfigError(what, "in_buffer(...) in the recipe's settings", "correct the name")
         for name, number, fresh in self._numbers:
             if name in names:
                 with torch.no_grad():

@@ -149,7 +149,8 @@ def recipe_of(config: Config) -> Recipe:
     recipe = recipe_named(name, at=config.recipe._recipe_)
     if not isinstance(config.recipe, recipe.settings):
         what = f"the recipe is named {name!r} and has the keys of another"
-        raise ConfigError(what, "recipe.name", f"choose recipe={name}, and leave recipe.name alone")
+        own = f"a YAML file of your own needs /schema/recipe/{name}@recipe in its defaults"
+        raise ConfigError(what, "recipe.name", f"choose recipe={name}, and leave recipe.name alone; {own}")
     return recipe
 
 
@@ -160,7 +161,7 @@ def loaded(point: EntryPoint) -> Recipe:
         point,
         "recipe",
         "name it as module:OBJECT; the module is looked for in installed packages and, with --config-dir "
-        "FOLDER, beside FOLDER",
+        "FOLDER, beside FOLDER; an installed recipe needs no _recipe_",
     )
     if not isinstance(found, Recipe):
         raise ConfigError(f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)")
@@ -172,6 +173,10 @@ def loaded(point: EntryPoint) -> Recipe:
     if not (isinstance(found.settings, type) and issubclass(found.settings, RecipeConfig)):
         what = f"its settings are {found.settings!r}"
         raise ConfigError(what, where, "let them inherit parts.RecipeConfig")
+    own = vars(found.settings)
+    if own.get("__annotations__") and "__dataclass_fields__" not in own:
+        what = f"its settings {found.settings!r} are no dataclass"
+        raise ConfigError(what, where, "write @dataclass above them")
     return found
 
 

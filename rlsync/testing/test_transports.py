@@ -146,6 +146,8 @@ def test_what_is_published_is_a_copy(connect: Open) -> None:
         link.publish(tensors)
         for tensor in tensors:
             tensor.fill_(-1.0)
+        _, newest = link.transport.newest_leaves() or (None, [])
+        assert all(leaf.eq(1.0).all() for leaf in newest)
         link.adopt()
         assert link.values() == (1.0, 1.0)
         for tensor in tensors:

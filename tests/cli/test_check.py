@@ -239,12 +239,15 @@ def test_a_file_of_ones_own_is_checked_and_named(capsys: pytest.CaptureFixture[s
     (own / "env" / "good.yaml").write_text(head + "id: Acrobot-v1\n")
     (own / "env" / "typo.yaml").write_text(head + "idd: Acrobot-v1\n")
     (own / "env" / "words.yaml").write_text(head + "num_envs: two\n")
+    (own / "env" / "tab.yaml").write_text(head + "kwargs:\n\tone: 1\n")
     assert checked(capsys, "--config-dir", str(own), "env=good") == []
     (typo,) = checked(capsys, "--config-dir", str(own), "env=typo", "seed=two")
     assert (typo["what"], typo["where"]) == ("Key 'idd' not in 'EnvConfig'", "env/typo.yaml")
     assert typo["cure"].startswith("did you mean 'id'?")
     (words,) = checked(capsys, "--config-dir", str(own), "env=words")
     assert words["where"] == "env/words.yaml"
+    (tab,) = checked(capsys, "--config-dir", str(own), "env=tab")
+    assert tab["where"].endswith("tab.yaml, line 5")
     assert whats(capsys, "--config-dir", str(own), "env=god") == ["no env 'god'"]
     assert whats(capsys, "--config-dir", "nowhere") == ["no folder 'nowhere'"]
 

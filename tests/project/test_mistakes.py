@@ -368,26 +368,38 @@ import gymnasium, numpy
 class Narrow(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), numpy.float32)
     action_space = gymnasium.spaces.Discrete(2)
+    first, then = {first}, {then}
 
     def reset(self, seed=None, options=None):
-        return numpy.zeros(4 + self.more, numpy.float32), {}
+        return numpy.zeros(self.first, numpy.float32), {{}}
 
-    more = 1
+    def step(self, action):
+        return numpy.zeros(self.then, numpy.float32), 1.0, False, False, {{}}
 
 gymnasium.register("Narrow-v0", Narrow)
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("recipe", ["ppo", "impala"])
-def test_an_environment_of_ones_own_is_reset_by_check_as_by_the_start_of_a_run(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("recipe", "first", "then", "told"),
+    [("impala", 5, 4, "Output array is the wrong shape"), ("ppo", 4, 5, "worker 0 ")],
+    ids=["reset", "step"],
+)
+def test_an_environment_of_ones_own_is_played_by_check_as_by_a_run(
+    recipe: str,
+    first: int,
+    then: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its first observation has another shape than its space."""
-    (tmp_path / "narrow_env.py").write_text(ENVIRONMENT)
+    """An observation has another shape than its space."""
+    name = f"narrow_env_{recipe}"
+    (tmp_path / f"{name}.py").write_text(ENVIRONMENT.format(first=first, then=then))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["check", f"recipe={recipe}", "env.id=narrow_env:Narrow-v0", "collector.num_workers=1"]) == 2
-    printed = capsys.readouterr().out
-    assert "ended before it was ready" in printed
-    assert "env.id=narrow_env:Narrow-v0" in printed
+    words = [f"recipe={recipe}", f"env.id={name}:Narrow-v0", "collector.num_workers=1"]
+    assert main(["check", *words]) == 2
+    assert told in capsys.readouterr().out

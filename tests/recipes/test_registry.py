@@ -220,6 +220,11 @@ RECIPE = parts.Recipe("mine", MineConfig, None, None, None)
             "its settings are <class 'mine.MineConfig'>",
             "recipe 'mine', at mine:RECIPE",
         ),
+        (
+            "float = 1.0\n\nclass MineConfig(MineConfig):\n    more: int = 1",
+            "its settings <class 'mine.MineConfig'> are no dataclass",
+            "recipe 'mine', at mine:RECIPE",
+        ),
         ("float = 1.0", "the recipe has no file mine/configs/recipe/mine.yaml", "mine = mine:RECIPE"),
     ],
 )
