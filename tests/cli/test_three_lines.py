@@ -147,6 +147,14 @@ def test_a_plan_of_too_many_rounds_is_refused(capsys: pytest.CaptureFixture[str]
     assert lines[0] == "a plan of more than 2,000,000 rounds takes too long to make"
 
 
+@pytest.mark.parametrize(
+    "word", ["recipe=dqn recipe.pace.ratio=1e300", "recipe=laser recipe.replay.ratio=1e300"]
+)
+def test_a_ratio_that_no_run_can_hold_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "plan", *word.split())
+    assert lines[0].endswith("ratio cannot be 1e+300")
+
+
 @cache
 def keys(*recipes: str) -> list[str]:
     """What ``rlsync ls --keys`` lists, of these recipes or of all."""
