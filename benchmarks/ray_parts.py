@@ -124,9 +124,12 @@ class Leftovers:
 
     def files(self) -> list[str]:
         """New files of shared memory that no process has open or mapped: other programs' files are in use."""
-        new = set(Path("/dev/shm").iterdir()) - self._files
+        new = {}
+        for file in set(Path("/dev/shm").iterdir()) - self._files:
+            with suppress(FileNotFoundError):  # it has gone
+                new[str(file)] = file.stat().st_ino
         used = _inodes_in_use() if new else set()
-        return sorted(str(file) for file in new if file.exists() and file.stat().st_ino not in used)
+        return sorted(name for name, inode in new.items() if inode not in used)
 
     def await_none(self, timeout_s: float) -> list[str]:
         """The processes and files that are still there when the time is up."""

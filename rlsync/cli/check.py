@@ -55,7 +55,7 @@ def _is_own(job: Job, own: Path | None) -> bool:
     return (
         job.recipe.name not in registry.SHIPPED
         or job.config.collector.transport != BOARD
-        or ":" in job.config.env.id
+        or job.config.env.names_module
         or any(_may_map(word, own) for word in job.words)
     )
 
@@ -75,7 +75,7 @@ def start_errors(job: Job) -> list[RlsyncError]:
         try:
             job.recipe.player(config, job.spaces, deterministic=True)
             with shut_down(replace(job, config=config).build()) as trainer:
-                if ":" in config.env.id:
+                if config.env.names_module:
                     next(iter(trainer.collector))  # of an environment of one's own, a step may raise
                 return []
         except RlsyncError as error:

@@ -126,7 +126,7 @@ def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool)
     # A module's name has a dot or a colon.
     plain = all(re.fullmatch(r"[\w-]*|-?[\d.e+-]+", str(value)) for value in config.env.kwargs.values())
     values = (
-        config.env.id if ":" in config.env.id else None,
+        config.env.id if config.env.names_module else None,
         None if plain else config.env.kwargs,
         config.cluster.address,
         config.logger.kwargs or None,

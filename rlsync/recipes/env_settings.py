@@ -34,6 +34,11 @@ class EnvConfig:
     #: +env.kwargs.max_episode_steps=200
     kwargs: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def names_module(self) -> bool:
+        """Whether its id names a module to import first, as in ``my_module:MyEnv-v0``."""
+        return ":" in self.id
+
     def errors(self) -> Iterator[RlsyncError]:
         """What is wrong with these settings beyond their bounds."""
         if not self.id:

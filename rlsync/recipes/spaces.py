@@ -173,7 +173,7 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         cure = "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0" + more
         if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
             cure = "install the package that the first line names, or give another env.id"
-        elif isinstance(error, ModuleNotFoundError) and ":" in config.id:
+        elif isinstance(error, ModuleNotFoundError) and config.names_module:
             cure = "correct its name, install that package, or name the folder that holds it in PYTHONPATH"
         elif isinstance(error, TypeError):
             cure = "env.kwargs has its arguments: +env.kwargs.NAME=VALUE adds one, ~env.kwargs.NAME drops it"

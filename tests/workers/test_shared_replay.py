@@ -169,7 +169,7 @@ def checked(agent: int, count: int) -> TensorDict:
     """Rollouts whose last reward tells what all other numbers of their unroll must be, and who made it."""
     batch = make_batch(count, envs=IN_BLOCK, truncate=0.2 if count % 2 else 0.0)
     batch["policy_version"] = torch.full((STEPS, IN_BLOCK), count)
-    batch["observation"][0, :, 0] = agent
+    batch["observation"][0, :, 0], batch["observation"][0, :, 1] = agent, count
     for b in range(IN_BLOCK):
         batch["reward"][-1, b] = digest(batch, b)
     return batch
@@ -191,7 +191,10 @@ def live(handle: SharedReplayHandle, told: Any) -> None:
         batch = mix(checked(handle.agent, count))
         rows = range(IN_BLOCK, batch["reward"].shape[1])
         bad = [b for b in rows if float(batch["reward"][-1, b]) != digest(batch, b)]
-        makers = batch["observation"][0, IN_BLOCK:, 0].int().tolist()
+        makers, counts = batch["observation"][0, IN_BLOCK:, :2].int().T
+        versions = torch.where(makers == handle.agent, counts, -1)  # another agent's are unknown
+        bad += (batch["policy_version"][:, IN_BLOCK:] != versions).any(0).nonzero().flatten().tolist()
+        makers = makers.tolist()
         told.send((len(bad), makers))
 
 

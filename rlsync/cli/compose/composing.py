@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError
+from yaml import YAMLError
 
 from rlsync.cli import trust
 from rlsync.cli.compose import own_hydra, refusals, shipped
@@ -86,13 +86,8 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
         return Composition(_typed(config), choices, tuple(added)), errors
     except ConfigError as error:
         return None, [*errors, error]
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         return None, [*errors, refusals.of_composition(error, words)]
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = "a YAML file" if mark is None else f"{mark.name}, line {mark.line + 1}"
-        what = f"cannot read a YAML file: {error.problem}"
-        return None, [*errors, ConfigError(what, where, "correct that line; YAML is indented by spaces")]
 
 
 def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choices]:

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 from rlsync.cli.compose.shipped import ENV, RECIPE
 from rlsync.core.errors import ConfigError, first_line
@@ -99,6 +100,11 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
 
 def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     """What Hydra refused. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
+    if isinstance(error, YAMLError):
+        mark = getattr(error, "problem_mark", None)
+        where = "a YAML file of the configuration" if mark is None else f"{mark.name}, line {mark.line + 1}"
+        what = f"cannot read a YAML file: {getattr(error, 'problem', None) or first_line(error)}"
+        return ConfigError(what, where, "correct it; YAML is indented by spaces")
     inner: Any = error.__cause__ or error.__context__
     if not isinstance(inner, OmegaConfBaseException):
         inner = error
