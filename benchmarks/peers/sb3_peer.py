@@ -57,7 +57,7 @@ def model_of(options: argparse.Namespace) -> BaseAlgorithm:
             exploration_final_eps=0.04,
             max_grad_norm=10,
             policy_kwargs={"net_arch": [256, 256]},
-            device="cpu",
+            device=options.device,
             seed=options.seed,
         )
     same = {
@@ -70,7 +70,7 @@ def model_of(options: argparse.Namespace) -> BaseAlgorithm:
         "train_freq": options.frames_per_update,
         "gradient_steps": 1,
         "policy_kwargs": {"net_arch": [256, 256]},
-        "device": "cpu",
+        "device": options.device,
         "seed": options.seed,
     }
     if options.algorithm == "sac":
@@ -91,7 +91,7 @@ def ppo_of(options: argparse.Namespace) -> PPO:
         n_epochs=4,
         ent_coef=0.0,
         policy_kwargs={"net_arch": [64, 64]},
-        device="cpu",
+        device=options.device,
         seed=options.seed,
     )
 
@@ -160,6 +160,15 @@ class Report(BaseCallback):
             }
         )
         self._evaluating_s += time.monotonic() - began_s
+        if self._options.out:
+            self._write(self._options.out)
+
+    def _write(self, path: Path) -> None:
+        """All rows so far: a run that is ended has those of its evaluations."""
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(self.rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
 
 
 def main() -> None:
@@ -171,6 +180,7 @@ def main() -> None:
     parser.add_argument("--buffer-frames", type=int, default=100_000)
     parser.add_argument("--frames-per-update", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--frames", type=int, default=NEVER)
     parser.add_argument("--evaluate-every", type=int, default=0, help="frames")
@@ -184,11 +194,6 @@ def main() -> None:
     report = Report(options)
     model_of(options).learn(options.frames, callback=report)
     report.report()
-    if options.out and report.rows:
-        with options.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(report.rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(report.rows)
 
 
 if __name__ == "__main__":

@@ -316,8 +316,10 @@ class Graphs:
         if known not in (None, shapes):
             raise ValueError("a batch has other shapes than the first one")
         if known is None:
-            # This process compiles, so that none of Inductor's own is left behind.
-            with dynamo.patch(trace_autograd_ops=True), inductor.patch(compile_threads=1):
+            # This process compiles, so that none of Inductor's own is left behind. It pads no product:
+            # timings on CUDA would say which, and fused Adam refuses the strides of a padded gradient.
+            here = inductor.patch(compile_threads=1, shape_padding=False)
+            with dynamo.patch(trace_autograd_ops=True), here:
                 found = self._graph(losses, *rest)
             self.seconds += time.monotonic() - began
             self._shapes[losses] = shapes

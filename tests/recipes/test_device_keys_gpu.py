@@ -71,6 +71,9 @@ def test_rlsync_eval_plays_on_cuda(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["device"] == "cuda:0"
 
 
-@pytest.mark.parametrize("program", ["slots_are_pinned", "batches_are_whole", "graphs_replay_updates"])
+PROGRAMS = ["slots_are_pinned", "batches_are_whole", "graphs_replay_updates", "all_widths_compile"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_rollouts_reach_cuda_whole_and_a_graph_replays_an_update(program: str) -> None:
     ends_well(program, "cuda")

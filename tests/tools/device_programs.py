@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 from torchrl.collectors import BaseCollector, MultiAsyncCollector
 from torchrl.modules import MLP
 
@@ -450,6 +451,21 @@ def graphs_replay_updates(device: torch.device) -> None:
             assert graphs is None or graphs.why_not is None, graphs
             ways.append(State.of(trainer))
         ways[0].assert_close(ways[1], 1e-7)
+
+
+def all_widths_compile(device: torch.device) -> None:
+    """Wherever Inductor may pad a product, it would."""
+    with inductor.patch(force_shape_pad=True):
+        for name in UPDATES:
+            drawn = Drawn(name, 3, torch.float32, str(device))
+            drawn.features, drawn.actions = 17, 6
+            trainer = drawn.trainer()
+            stepper = PureStepper(partial(UPDATES[name], trainer), graphs := Graphs(device))
+            stepper.register(trainer)
+            for number in range(3):
+                trainer.optim_steps(drawn.batch(number))
+            assert stepper.why_not is None
+            assert graphs.why_not is None, graphs
 
 
 def main(name: str, device: str) -> None:
