@@ -13,7 +13,7 @@ from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
 from rlsync.recipes.checks import more_frames
 from rlsync.recipes.settings import CHECKPOINT_REST_S, Config
-from rlsync.recipes.timeline import Phase, Timeline, timeline
+from rlsync.recipes.timeline import RunPhase, Timeline, timeline
 
 _EXAMPLES = """examples:
   rlsync plan recipe=dqn                              what rlsync train recipe=dqn will do
@@ -92,7 +92,7 @@ def _title(config: Config) -> str:
     return f"plan of {config.recipe.name} on {config.env.facts()}"
 
 
-def _phase(phase: Phase, frames_per_batch: int) -> tuple[str, str]:
+def _phase(phase: RunPhase, frames_per_batch: int) -> tuple[str, str]:
     name = f"frames {phase.first_frame:,} to {phase.last_frame:,}"
     rounds = f"({_of(phase.rounds, 'round')})"
     if phase.name == "prefill":

@@ -67,7 +67,7 @@ def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class RunPhase:
     """Rounds of one kind that follow each other."""
 
     name: str  # "prefill": no update; "learning": updates after every batch, as the pace allows
@@ -83,7 +83,7 @@ class Phase:
 class Timeline:
     """What a run will do if it is not ended early."""
 
-    phases: list[Phase]
+    phases: list[RunPhase]
     frames: int  # at the end
     updates: int  # at the end
     ratio: float  # updates for each frame after the prefill
@@ -118,14 +118,14 @@ def timeline(config: Config) -> Timeline:
     )
 
 
-def _phases(run: list[Iteration], frames_per_batch: int) -> list[Phase]:
+def _phases(run: list[Iteration], frames_per_batch: int) -> list[RunPhase]:
     waiting = [each for each in run if each.updates == 0]
     phases = []
     for name, those in (("prefill", waiting), ("learning", run[len(waiting) :])):
         if those:
             made = [after - earlier for earlier, after in pairwise([0, *(r.updates for r in those)])]
             first, last = those[0].frames - frames_per_batch, those[-1].frames - 1
-            phases.append(Phase(name, first, last, len(those), sum(made), min(made), max(made)))
+            phases.append(RunPhase(name, first, last, len(those), sum(made), min(made), max(made)))
     return phases
 
 

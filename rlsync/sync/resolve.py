@@ -16,7 +16,7 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.held import unlike
 from rlsync.sync.sharded.ranks import require_board
 from rlsync.sync.trained import Training, unheld, unsent
-from rlsync.tensors.compare import Comparison, compare, excluded, named_like
+from rlsync.tensors.compare import LeafComparison, compare, excluded, named_like
 from rlsync.tensors.device import Covered
 from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves, memory_key
@@ -45,7 +45,7 @@ class BoundRoute:
     destination: str  #: with ``prefix``, where the route leads on the endpoint
     prefix: str
     leaves: Leaves  #: of the source
-    comparisons: list[Comparison]
+    comparisons: list[LeafComparison]
     sent: list[SentLeaf]
     ties: list[tuple[Leaf, Leaf]]  #: source leaves that go to one piece of memory, and must be one themselves
 
@@ -164,7 +164,7 @@ def bind_route(
 
 def _compare(
     route: Route, leaves: Leaves, endpoint: Endpoint, destination: str, prefix: str
-) -> tuple[list[Comparison], list[str]]:
+) -> tuple[list[LeafComparison], list[str]]:
     all_specs = endpoint.specs(destination)
     specs = leaves.specs()
     if any(tensor.is_meta for tensor in leaves.tensors()):
@@ -173,7 +173,7 @@ def _compare(
     if all_specs is None:
         unseen = "this collector does not show its weights: unchecked"
         return [
-            Comparison(s.name, replace(s, device=""), Verdict.COPIED, unseen, s.device) for s in specs
+            LeafComparison(s.name, replace(s, device=""), Verdict.COPIED, unseen, s.device) for s in specs
         ], leaves.names
     there = _below(all_specs, prefix)
     names = named_like(leaves.names, there)
@@ -279,7 +279,7 @@ def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, trainin
     )
 
 
-def _row(bound: BoundRoute, comparison: Comparison, acting: Acting) -> Row:
+def _row(bound: BoundRoute, comparison: LeafComparison, acting: Acting) -> Row:
     route, spec = bound.route, comparison.spec
     moved = comparison.verdict in MOVED and not spec.tie
     note = comparison.note or (f"tied to {spec.tie}" if spec.tie else "")

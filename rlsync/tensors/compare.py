@@ -19,7 +19,7 @@ from rlsync.tensors.sharded import Sharding, any_sharded, is_sharded
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LeafComparison:
     """The verdict for one leaf, named relative to its route, and the reason for it."""
 
     name: str
@@ -37,20 +37,20 @@ def compare(
     exclude: Sequence[str] = (),
     source_tensors: Mapping[str, Tensor] | None = None,
     destination_tensors: Mapping[str, Tensor] | None = None,
-) -> list[Comparison]:
+) -> list[LeafComparison]:
     """Compare two sets of leaves name by name, but those whose names match a glob of ``exclude``. Another
     shape is a mismatch, even if it could be broadcast; another dtype, too, unless it is ``cast_to``, which is
     for floating-point leaves. With the live tensors of both sides, leaves with the same memory are aliased.
     """
     sent = {spec.name: spec for spec in source}
-    found: list[Comparison] = []
+    found: list[LeafComparison] = []
     for spec in destination:
         if not excluded(spec.name, exclude):
             found.append(_verdict(sent.get(spec.name), spec, cast_to, sent))
     names = {spec.name for spec in destination}
     for spec in source:
         if spec.name not in names and not excluded(spec.name, exclude):
-            found.append(Comparison(spec.name, replace(spec, device=""), Verdict.UNEXPECTED))
+            found.append(LeafComparison(spec.name, replace(spec, device=""), Verdict.UNEXPECTED))
     found = [replace(c, source_device=sent[c.name].device) if c.name in sent else c for c in found]
     return [_in_memory(c, source_tensors or {}, destination_tensors or {}) for c in found]
 
@@ -62,26 +62,26 @@ def excluded(name: str, patterns: Sequence[str]) -> bool:
 
 def _verdict(
     sent: LeafSpec | None, live: LeafSpec, cast_to: torch.dtype | None, source: Mapping[str, LeafSpec]
-) -> Comparison:
+) -> LeafComparison:
     if sent is None:
-        return Comparison(live.name, live, Verdict.MISSING)
+        return LeafComparison(live.name, live, Verdict.MISSING)
     if sent.shape != live.shape:
         note = f"shape {list(sent.shape)} does not fit {list(live.shape)}"
-        return Comparison(live.name, live, Verdict.MISMATCH, note)
+        return LeafComparison(live.name, live, Verdict.MISMATCH, note)
     tied = source.get(live.tie)
     if live.tie and (not sent.tie if tied is None else _owner(sent) != _owner(tied)):
         note = f"the destination ties it to {live.tie}, the source does not"
-        return Comparison(live.name, live, Verdict.MISMATCH, note)
+        return LeafComparison(live.name, live, Verdict.MISMATCH, note)
     becomes = cast_to if cast_to is not None and sent.dtype.is_floating_point else sent.dtype
     if becomes != live.dtype:
         cure = f"declare the cast: Source(..., dtype={live.dtype_name!r})"
         if sent.dtype == live.dtype:
             cure = "remove the declared dtype, or build the destination's module in it"
         note = f"{dtype_name(becomes)} is not {live.dtype_name}; {cure}"
-        return Comparison(live.name, live, Verdict.MISMATCH, note)
+        return LeafComparison(live.name, live, Verdict.MISMATCH, note)
     if becomes != sent.dtype:
-        return Comparison(live.name, live, Verdict.CAST, f"from {sent.dtype_name}")
-    return Comparison(live.name, live, Verdict.COPIED)
+        return LeafComparison(live.name, live, Verdict.CAST, f"from {sent.dtype_name}")
+    return LeafComparison(live.name, live, Verdict.COPIED)
 
 
 def _owner(spec: LeafSpec) -> str:
@@ -89,8 +89,8 @@ def _owner(spec: LeafSpec) -> str:
 
 
 def _in_memory(
-    comparison: Comparison, source: Mapping[str, Tensor], destination: Mapping[str, Tensor]
-) -> Comparison:
+    comparison: LeafComparison, source: Mapping[str, Tensor], destination: Mapping[str, Tensor]
+) -> LeafComparison:
     """What the live tensors of a leaf tell: whether it is aliased, or sharded."""
     tensor, there = source.get(comparison.name), destination.get(comparison.name)
     if tensor is None or comparison.verdict not in (Verdict.COPIED, Verdict.CAST):

@@ -33,7 +33,7 @@ class _Losses:
     def __init__(self, loss: DreamerV3Loss) -> None:
         self.loss, self.actor, self.critic = loss, loss.actor_loss, loss.value_loss
         encoder, rollout, *heads = loss.model_loss.world_model.module
-        model = TensorDictSequential(encoder, Unrolled(rollout.rssm_prior, rollout.rssm_posterior), *heads)
+        model = TensorDictSequential(encoder, RSSMUnroll(rollout.rssm_prior, rollout.rssm_posterior), *heads)
         self.model = copy.copy(loss.model_loss)  # which has the same parameters, and is no part of the loss
         self.model._modules = {**self.model._modules, "world_model": model}
         self.prior = rollout.rssm_prior.module
@@ -125,7 +125,7 @@ class _Losses:
         return (share - 1) * log_probs.gather(-1, low) - share * log_probs.gather(-1, low + 1)
 
 
-class Unrolled(RSSMRolloutV3):
+class RSSMUnroll(RSSMRolloutV3):
     """TorchRL's rollout; what does not depend on the step before is computed for all steps at once."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
