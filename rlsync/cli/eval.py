@@ -142,7 +142,7 @@ def config_of(run: Path, trusted: bool = False) -> Config:
 def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
     """The checkpoint to play; ConfigError: there is none, it is damaged, unsafe, or of something else."""
     folder = run if asked is None else asked
-    where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
+    where = f"run {run}" if asked is None else f"--checkpoint {asked}"
     found = checkpoint_at(folder)
     if found is None:
         what = f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist"

@@ -33,7 +33,8 @@ exit status: 0 listed, 2 no such group, config or folder
 def main(arguments: list[str]) -> int:
     about = "List the shipped recipes and configs, or the keys of a run, each with its comment."
     parser = parser_of("ls", about, _EXAMPLES)
-    parser.add_argument("group", nargs="*", help="list this group alone; GROUP=NAME: this config alone")
+    group = "list this group alone; GROUP=NAME or GROUP/NAME: this config alone"
+    parser.add_argument("group", nargs="*", type=lambda word: word.replace("/", "=", 1), help=group)
     keys = "list keys: type, range, default and what each is for"
     parser.add_argument("--keys", action="store_true", help=keys)
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too")

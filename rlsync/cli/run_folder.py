@@ -53,7 +53,7 @@ class RunFolder:
             lacks = f"it has no {RESOLVED}" if path.is_dir() else "no folder"
             runs = sorted(str(file.parent) for file in path.glob(f"[!.]*/{RESOLVED}"))
             cure = f"it holds runs, name these: {' '.join(runs)}" if runs else name_it(path)
-            raise ConfigError(f"{path} is not the folder of a run: {lacks}", "the command line", cure)
+            raise ConfigError(f"{path} is not the folder of a run: {lacks}", f"run {path}", cure)
         self.path = path
 
     def describe(self) -> str:

@@ -138,15 +138,14 @@ def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool)
 
 def config_in(file: Path) -> DictConfig:
     """The config that a run wrote: printable values without interpolations, which could read this process."""
-    cure = "use the rlsync that wrote it"
     try:
         found = OmegaConf.load(file)
         texts = list(_texts(OmegaConf.to_container(found, resolve=False)))
+        if not isinstance(found, DictConfig):
+            raise ValueError("it is no mapping")
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         what = f"cannot read the run's configuration: {first_line(error)}"
-        raise ConfigError(what, str(file), cure) from error
-    if not isinstance(found, DictConfig):
-        raise ConfigError("cannot read the run's configuration: it is no mapping", str(file), cure)
+        raise ConfigError(what, str(file), "use the rlsync that wrote it") from error
     for text in texts:
         if "${" in text or text != printable(text):
             what = f"a run's configuration has values alone, and this one has {text!r}"

@@ -56,7 +56,7 @@ class View:
             rates = {}  # on a cluster the workers of each node are numbered from 0
         lines.append("worker       pid    state  version   lag  frames/s       age")
         for worker in found.workers:
-            rate = rates.get(str(worker.reader))
+            rate = rates.get(str(worker.reader)) if worker.state == "running" else None
             lines.append(
                 f"{worker.reader:>6}{worker.pid:>10}{worker.state:>9}{worker.adopted_version:>9}"
                 f"{worker.lag_versions:>6}{'-' if rate is None else format(rate, ',.0f'):>10}"

@@ -126,6 +126,8 @@ class SyncPlan:
     unheld: tuple[str, ...] = ()
     #: Parameters that an optimizer holds, of networks that are or contain a source, and that are not sent.
     unsent: tuple[str, ...] = ()
+    #: Leaves of what workers on a board act with, beside those of destinations that are parts of it.
+    unreached: tuple[str, ...] = ()
     #: How numbers, modes and plain tensors of the workers' modules differ from the learner's, by name.
     differs: Mapping[str, str] = field(default_factory=dict)
     through_host: bool = False  #: whether every version passes through host memory, as on a board
@@ -239,7 +241,7 @@ class SyncPlan:
         lines.append(f"leaves     {_tally(self.rows)}, {self.payload_bytes:,} bytes a publish")
         if not all({one.source, one.destination} <= {"", CPU} for one in self.crossings):
             lines.extend(f"devices    {crossing}" for crossing in self.crossings)
-        at_most = len(self.rows) + len(self.unsent) if all_names else _NAMES_IN_SUMMARY
+        at_most = len(self.rows) + len(self.unsent) + len(self.unreached) if all_names else _NAMES_IN_SUMMARY
         if self.unheld:
             why = "(frozen, a copy, or an average)"
             lines.append(f"unheld     sent, and in no optimizer {why}: {listed(self.unheld, at_most)}")
@@ -247,6 +249,8 @@ class SyncPlan:
             lines.append(f"idle       sent, and does not act: {listed(idle, at_most)}")
         if self.unsent:
             lines.append(f"unsent     trained, and not sent: {listed(self.unsent, at_most)}")
+        if self.unreached:
+            lines.append(f"unreached  in the workers, and in no entry: {listed(self.unreached, at_most)}")
         lines.extend(f"differs    {name} {how}" for name, how in self.differs.items())
         lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)

@@ -31,10 +31,11 @@ def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = 
         raise
 
 
-def check_folder(file: Path) -> None:
+def check_folder(file: Path, where: str | None = None) -> None:
     """ConfigError if ``file`` could not be written because of its folder."""
     if not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
+        what = "cannot write into" if file.parent.is_dir() else "there is no folder"
+        raise ConfigError(f"{what} {file.parent}", where or str(file), "name a file in another folder")
 
 
 def flush(path: Path) -> None:

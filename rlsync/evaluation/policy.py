@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained
 from rlsync.evaluation.process import digest_of_weights
 from rlsync.workers import frames as keys
@@ -93,7 +94,10 @@ class Policy(nn.Module):
             state: ``[N, ...]`` by name; None where all episodes begin.
         """
         seen = torch.as_tensor(observation, dtype=self.player.observation_dtype, device=self.device)
-        alone = seen.ndim == len(self.player.observation_shape)
+        alone = seen.ndim == len(shape := self.player.observation_shape)
+        if seen.shape[0 if alone else 1 :] != shape:
+            what = f"an observation is of shape {[*shape]}, or [N] and these; got {[*seen.shape]}"
+            raise ConfigError(what, "policy(observation)", "give it as the environment does")
         seen = seen.unsqueeze(0) if alone else seen
         if state is None:
             state = self.begin(len(seen)) if self.memory else {}

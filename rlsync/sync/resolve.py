@@ -261,11 +261,18 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
         for path, text in unlike(acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path))
     }
     rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
-    routes = tuple(b.route for b in bound)
-    host = endpoint.publisher.transport.through_host
-    notes = (*endpoint.notes, *acting.remarks())
-    how = endpoint.description
-    return SyncPlan(routes, tuple(rows), how, notes=notes, differs=differs, through_host=host)
+    places = dict.fromkeys(b.destination for b in bound)
+    leaves = (f"{place}.{spec.name}" for place in places for spec in endpoint.specs(place) or ())
+    stems = tuple(f"{b.destination}.{b.prefix and b.prefix + '.'}" for b in bound)
+    return SyncPlan(
+        tuple(b.route for b in bound),
+        tuple(rows),
+        endpoint.description,
+        notes=(*endpoint.notes, *acting.remarks()),
+        unreached=tuple(leaf for leaf in leaves if not leaf.startswith(stems)),
+        differs=differs,
+        through_host=endpoint.publisher.transport.through_host,
+    )
 
 
 def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training) -> SyncPlan:

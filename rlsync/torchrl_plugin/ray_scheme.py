@@ -91,12 +91,6 @@ class RayBoardScheme(WorkerScheme):
     Example:
         >>> RayBoardScheme("copy").adopt
         'copy'
-        >>> RayBoardScheme("both")
-        Traceback (most recent call last):
-        ...
-        rlsync.core.errors.ConfigError: no adoption mode 'both'
-          where  RayBoardScheme(adopt='both')
-          cure   choose one of: alias, copy
     """
 
     def __init__(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", prove: bool = True) -> None:

@@ -59,6 +59,19 @@ def test_ls_of_one_group_lists_it_alone_and_a_typo_is_refused(capsys: pytest.Cap
     assert "did you mean 'recipe'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("between", "=/")
+def test_ls_of_one_config_takes_it_as_it_is_chosen_and_as_it_is_listed(
+    between: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", f"recipe{between}ppo"]) == 0
+    assert said(capsys).split()[0] == "recipe/ppo"
+    assert main(["ls", "--keys", f"recipe{between}ppo"]) == 0
+    assert "recipe.clip" in said(capsys)
+    assert main(["ls", f"recipe{between}pppo"]) == 2
+    assert "no recipe 'pppo'" in (told := capsys.readouterr().err)
+    assert "did you mean 'ppo'?" in told
+
+
 @pytest.mark.seconds
 @pytest.mark.parametrize("config", first_of_each(ALL, lambda config: config.partition("/")[0]))
 @pytest.mark.one_case

@@ -170,7 +170,7 @@ def test_the_verb_draws_the_plan(recipe: str, tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.seconds
 def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--plot", str(tmp_path / "no" / "plan.png"), "recipe=ppo"]) == 2
-    assert capsys.readouterr().err.startswith(f"cannot write into {tmp_path / 'no'}\n  where  ")
+    assert capsys.readouterr().err.startswith(f"there is no folder {tmp_path / 'no'}\n  where  ")
     assert main(["plan", "--plot", "plan.words", "recipe=ppo"]) == 2
 
 

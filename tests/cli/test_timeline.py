@@ -75,7 +75,7 @@ def test_a_file_in_a_folder_that_is_not_there_is_told(
 ) -> None:
     assert main(["timeline", str(run), option, str(run / "no" / "file.png")]) == 2
     assert capsys.readouterr().err == (
-        f"cannot write into {run / 'no'}\n"
+        f"there is no folder {run / 'no'}\n"
         f"  where  {run / 'no' / 'file.png'}\n"
         "  cure   name a file in another folder\n"
     )

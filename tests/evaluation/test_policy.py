@@ -277,6 +277,15 @@ def test_a_player_that_cannot_be_traced_is_told_in_three_lines(
         export(policy, envs, tmp_path / "policy.pt2")
 
 
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (4, 1), (2, 1, 4), ()])
+def test_an_observation_of_another_shape_is_told_with_the_one_that_fits(
+    of_ppo: tuple[Policy, Envs], shape: tuple[int, ...]
+) -> None:
+    policy, _ = of_ppo
+    with pytest.raises(ConfigError, match=r"of shape \[4\], or \[N\] and these; got"):
+        policy(torch.zeros(shape))
+
+
 def test_a_digest_is_of_the_weights_and_their_names(of_ppo: tuple[Policy, Envs]) -> None:
     policy, _ = of_ppo
     before = policy.digest()
@@ -291,7 +300,7 @@ def test_a_digest_is_of_the_weights_and_their_names(of_ppo: tuple[Policy, Envs])
     ("name", "what"),
     [
         ("policy.pth", "cannot be written as '.pth'"),
-        ("nowhere/policy.pt2", r"cannot write into .*nowhere"),
+        ("nowhere/policy.pt2", r"there is no folder .*nowhere"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_loaded(

@@ -18,7 +18,15 @@ from rlsync.cli.doctor import findings_of
 from rlsync.cli.main import main
 from rlsync.tensors.device import Covered
 from rlsync.torchrl_plugin.examine.examine import examine
-from tests.tools.parts import make_a2c_loss, make_collector, make_critic, make_policy, make_sac_loss
+from tests.tools.parts import (
+    make_a2c_loss,
+    make_a2c_trainer,
+    make_collector,
+    make_critic,
+    make_policy,
+    make_sac_loss,
+)
+from tests.tools.running import on_a_board
 
 ACTOR = "loss_module.actor_network"
 #: The two layers of the policy's network.
@@ -61,9 +69,8 @@ def make_half_trained() -> Trainer:
 
 def test_a_map_of_all_that_is_trained_has_nothing_to_tell(a2c: Trainer) -> None:
     plan = resolve({"policy": ACTOR}, a2c)
-    assert (plan.unheld, plan.unsent) == ((), ())
-    assert "unheld" not in plan.table()
-    assert "unsent" not in plan.table()
+    assert (plan.unheld, plan.unsent, plan.unreached) == ((), (), ())
+    assert not any(f"\n{word} " in plan.table() for word in ("unheld", "unsent", "unreached"))
 
 
 def test_parameters_that_no_optimizer_holds_are_unheld() -> None:
@@ -97,6 +104,22 @@ def test_what_is_trained_in_the_same_network_and_left_out_is_unsent(a2c: Trainer
     plan = resolve(first, a2c)
     assert plan.unsent == (f"{ACTOR}.{LAST}.weight", f"{ACTOR}.{LAST}.bias")
     assert f"unsent     trained, and not sent: {', '.join(plan.unsent)}" in plan.summary()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("left_out", ["by the path", "by an exclusion"])
+def test_what_stands_beside_a_destination_on_a_board_and_is_in_no_entry_is_unreached(left_out: str) -> None:
+    with on_a_board(make_policy()) as collector:
+        trainer = make_a2c_trainer(collector, weight_update_map={"policy": ACTOR})
+        if left_out == "by the path":
+            plan = resolve({"policy.module[0].module[0]": f"{ACTOR}.module[0].module[0]"}, trainer)
+            assert plan.unreached == (f"policy.{LAST}.weight", f"policy.{LAST}.bias")
+            told = f"unreached  in the workers, and in no entry: {', '.join(plan.unreached)}"
+            assert told in plan.summary().splitlines()
+            assert told in plan.table().splitlines()
+        else:
+            plan = resolve({"policy": Source(ACTOR, exclude=(f"{LAST}.*",))}, trainer)
+            assert plan.unreached == (), "somebody wrote down that it is left out"
 
 
 def test_adapters_that_the_map_goes_past_are_unsent() -> None:

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.modules import DreamerV3SeededPolicy
+from torchrl.modules import DreamerV3SeededPolicy, RSSMStateEstimatorV3
 
 from rlsync import (
     ConfigError,
@@ -224,6 +224,11 @@ def test_a_player_with_parts_that_the_loss_does_not_train_is_refused() -> None:
     refused(
         dreamer.loss_module, TensorDictSequential(more, encoder, estimator, actor), "2 modules as encoder"
     )
+    swapped = RSSMStateEstimatorV3(estimator.posterior, estimator.prior)
+    player = TensorDictSequential(encoder, swapped, actor)
+    refused(dreamer.loss_module, player, "not made of a prior and then a posterior")
+    with pytest.raises(ConfigError, match="not made of a prior and then a posterior"):
+        DreamerPlayer(player)
     refused(dreamer.loss_module, TensorDictSequential(encoder, estimator), "no actor after its posterior")
     refused(dreamer.loss_module, TensorDictSequential(estimator, actor), "no encoder before its posterior")
 

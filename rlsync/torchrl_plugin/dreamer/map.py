@@ -164,6 +164,9 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
     if estimators:
         posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
         version = 3
+        if isinstance(prior.module.prior, modules.RSSMPosteriorV3) or prior.module.posterior is None:
+            what = "the state estimator is not made of a prior and then a posterior"
+            raise ConfigError(what, f"{where}, {prior.path}", "RSSMStateEstimatorV3(prior, posterior)")
     else:
         kinds = (modules.RSSMPosterior, modules.RSSMPosteriorV3)
         posteriors = [u for u in inside if isinstance(u.inner, kinds)]

@@ -19,6 +19,7 @@ from rlsync.core.ledger import Ledger
 from rlsync.core.path import Path, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
+from rlsync.core.whole_file import check_folder
 from rlsync.sync.publisher import Publisher
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments, require_trainer
@@ -38,9 +39,8 @@ class PublishHook(TrainerHookBase):
             what = f"'when' is a trigger, got {type(when).__name__}"
             raise ConfigError(what, f"when={when!r}", "for example when=Every(4, 'optim_steps')")
         file = None if receipts_file is None else FilePath(receipts_file)
-        if file is not None and not file.parent.is_dir():
-            where, cure = f"receipts_file={str(file)!r}", "make the folder first, or name another"
-            raise ConfigError(f"there is no folder {file.parent}", where, cure)
+        if file is not None:
+            check_folder(file, f"receipts_file={str(file)!r}")
         self.when = when
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)

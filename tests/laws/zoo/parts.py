@@ -30,7 +30,7 @@ ACTOR = {"policy": "loss_module.actor_network"}
 BATCHES = 3
 TIMEOUT_S = 30.0
 #: How the lines begin that say more than what moves.
-REMARKS = ("unheld ", "unsent ", "note ")
+REMARKS = ("unheld ", "unsent ", "unreached ", "note ")
 
 
 # ------------------------------------------------------------------------------------- the page
