@@ -163,9 +163,9 @@ def rows() -> list[Row]:
             pendulum,
             "dreamer.md#pendulum-v1",
             "return after 5,000 frames",
-            [*map(after(5_100), runs(dreamer, "rlsync", "dreamer_v1", pendulum, ""))],
+            [*map(after(5_200), runs(dreamer, "rlsync", "dreamer_v1", pendulum, ""))],
             "`sac`",
-            [*map(after(5_100), runs(off, "rlsync", "sac", pendulum, ""))],
+            [*map(after(5_200), runs(off, "rlsync", "sac", pendulum, ""))],
         ),
         Row(
             "dreamer_v3",
