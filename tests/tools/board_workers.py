@@ -88,11 +88,11 @@ class Worker:
         self.reader._apply = copies_slowly
         return self.reader.adopt(), low_high(halves)
 
-    def watch_closely(self, seconds: float) -> dict[str, int]:
-        """The canary: adopt and look, as fast as possible, and count what is wrong."""
+    def watch_closely(self, adoptions: int) -> dict[str, int]:
+        """The canary: adopt and look, as fast as possible, and count what is wrong, for so many adoptions."""
         seen = {"adoptions": 0, "looks": 0, "torn": 0, "wrong": 0, "fell": 0, "last": 0}
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        until = time.monotonic() + ANSWER_TIMEOUT_S / 2
+        while seen["adoptions"] < adoptions and time.monotonic() < until:
             version = self.reader.adopt()
             if not version:
                 continue
