@@ -129,7 +129,7 @@ def test_the_page_of_keys_has_a_list_for_every_shipped_option() -> None:
     for option in OPTIONS:
         group, _, name = option.partition("=")
         assert f"### {option}" in built if group == "recipe" else f"**{option}**" in built, name
-    assert "`recipe.replay.ratio`\n: number, >= 0; default `4.0`" in built
+    assert "`recipe.replay.ratio`\n: number, >= 0 and &lt;= 1000; default `4.0`" in built
     assert "`seed`\n: whole number, >= 0; default `0`\n\n  Seeds torch" in built
 
 
