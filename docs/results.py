@@ -138,8 +138,8 @@ def rows() -> list[Row]:
             f"{until} 475",
             [*map(first(475.0), runs(off, "rlsync", "dqn", cartpole, ""))],
         ),
-        replay("sac", pendulum, 9_300),
-        replay("td3", pendulum, 9_300),
+        replay("sac", pendulum, 9_500),
+        replay("td3", pendulum, 9_500),
         replay(
             "sac",
             cheetah,

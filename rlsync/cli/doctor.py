@@ -158,8 +158,8 @@ def _sync(found: Examination) -> Finding:
 def _sources(found: Examination) -> Iterator[Finding]:
     covered = found.coverage
     for source in covered.untrained:
-        cure = "name the module that the optimizer trains"
-        if not source.endswith("_params"):
+        cure = "name the module that the optimizer trains, or give the optimizer the parameters of this one"
+        if "." in source and not source.endswith("_params"):  # a part of a loss
             cure += f"; TorchRL's losses keep it under {source}_params"
         yield Finding("warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure)
     yield from (Finding("warn", "source", why.what, why.cure) for why in covered.stuck)

@@ -26,8 +26,7 @@ def load_policy(
 
     Args:
         run: the run's folder.
-        which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these. A
-            checkpoint has optimizer steps after its version, unless it was written at a publish.
+        which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these.
         greedy: take the likeliest action in place of drawing one.
         device: where it acts.
         trust: load also what could run code from the folder of a run that you did not start.

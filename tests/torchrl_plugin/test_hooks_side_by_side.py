@@ -125,18 +125,25 @@ def test_a_users_hook_that_feeds_another_collector_goes_on_and_the_trainers_own_
     evaluates.shutdown()
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["there before", "registered later"])
 @pytest.mark.parametrize("stage", ["post_steps", "post_epoch", "setup"])
-def test_a_hook_that_feeds_the_same_collector_is_replaced_at_whatever_stage_it_is(stage: str) -> None:
+def test_a_hook_that_feeds_the_same_collector_is_replaced_at_whatever_stage_it_is(
+    stage: str, later: bool
+) -> None:
     trainer = make_trainer()
     trainer.checkpoint = Checkpoint()
     theirs = CountingUpdate(trainer.collector)
+    sync = SyncWeights(ACTOR)
+    if later:
+        sync.register(trainer)
     trainer.register_op(stage, theirs)
     trainer.register_module("their_weights", theirs)
-    sync = SyncWeights(ACTOR)
-    sync.register(trainer)
-    assert f"replaces TorchRL's UpdateWeights(Collector) at {stage}" in sync.beside
+    if not later:
+        sync.register(trainer)
     trainer.train()
-    assert theirs.sent == 0
+    assert f"replaces TorchRL's UpdateWeights(Collector) at {stage}" in sync.beside
+    assert len(set(sync.beside)) == len(sync.beside)
+    assert (theirs.sent, sync.version) == (0, 4), "the first weights, and one version a batch"
     assert "trainer_module.their_weights" not in trainer.checkpoint
 
 

@@ -196,8 +196,8 @@ class PublishHook(TrainerHookBase):
                 self._make_room(trainer)
                 trainer.register_module(trainers.free_name(trainer, name or self.kept_as), self)
                 trainers.let_it_be_absent(trainer, self)
-                trainer.register_op("setup", self._settle)
-                trainer.register_op("setup", self._warn_if_never_due)  # the plan may change until then
+                for again in (lambda: self._make_room(trainer), self._settle, self._warn_if_never_due):
+                    trainer.register_op("setup", again)  # hooks may come until then, and plans change
                 self._warn_if_never_due()
                 yield
             except BaseException:
@@ -233,7 +233,8 @@ class PublishHook(TrainerHookBase):
                 cure = "add the destination to the map, or leave it out of the trainer's weight_update_map"
                 raise ConfigError(what, f"{type(self).__name__}, which replaces {stock}", cure)
         trainers.remove_stock_update_weights(trainer, replaced)
-        self.beside = tuple(f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
+        told = (f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
+        self.beside = tuple(dict.fromkeys([*self.beside, *told]))
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase, and the ledger, for the trainer's checkpoint."""
