@@ -90,7 +90,7 @@ class Policy(nn.Module):
         """Choose the next action of N environments. What is drawn comes from torch's random numbers.
 
         Args:
-            observation: ``[N, *obs]``, or ``[*obs]`` of one environment: a tensor, or what becomes one.
+            observation: what becomes ``[N, *obs]``, or ``[*obs]`` of one environment; else ConfigError.
             state: ``[N, ...]`` by name; None where all episodes begin.
         """
         seen = torch.as_tensor(observation, dtype=self.player.observation_dtype, device=self.device)

@@ -283,7 +283,8 @@ def test_a_path_to_parameters_is_not_given_as_its_own_cure_once_more() -> None:
     untrained = replace(found.coverage, untrained=("loss_module.target_value_network_params",))
     lines = findings_of(replace(found, coverage=untrained))
     (line,) = [finding for finding in lines if finding.what == "source"]
-    assert line.cure.endswith("or give the optimizer the parameters of this one")
+    cure = "name the module that the optimizer trains, or give the optimizer the parameters of this one"
+    assert line.cure == cure
 
 
 def test_a_module_of_the_environments_transforms_is_looked_into() -> None:

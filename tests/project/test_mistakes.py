@@ -24,6 +24,7 @@ from rlsync import (
     Forkserver,
     LogPolicyLag,
     LogReceipts,
+    RayBoardScheme,
     Source,
     StepsAhead,
     Stop,
@@ -279,6 +280,10 @@ WRITTEN: dict[str, tuple[Callable[[Trainer], object], str]] = {
     ),
     "a timeout in words": (lambda _: WatchWorkers("60"), "a number of seconds above zero, got '60'"),
     "an adoption mode with a typo": (lambda _: BoardScheme("allias"), "choose one of: alias, copy"),
+    "an adoption mode that is none, on Ray": (
+        lambda _: RayBoardScheme("both"),
+        "no adoption mode 'both'\n  where  RayBoardScheme(adopt='both')\n  cure   choose one of: alias, copy",
+    ),
     "a moment with a typo": (lambda _: BoardScheme(adopt_at="step"), "choose one of: rollout, policy_call"),
     "a board without slots": (lambda _: WeightBoard(max_slots=0), "allow 2 * workers + 2"),
     "a module to preload that is none": (lambda _: Forkserver(preload=["nowhere"]), "no module 'nowhere'"),

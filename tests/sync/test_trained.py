@@ -70,7 +70,7 @@ def make_half_trained() -> Trainer:
 def test_a_map_of_all_that_is_trained_has_nothing_to_tell(a2c: Trainer) -> None:
     plan = resolve({"policy": ACTOR}, a2c)
     assert (plan.unheld, plan.unsent, plan.unreached) == ((), (), ())
-    assert not any(f"\n{word} " in plan.table() for word in ("unheld", "unsent", "unreached"))
+    assert not any(word in plan.table() for word in ("unheld", "unsent", "unreached"))
 
 
 def test_parameters_that_no_optimizer_holds_are_unheld() -> None:

@@ -138,10 +138,12 @@ def test_a_hook_that_feeds_the_same_collector_is_replaced_at_whatever_stage_it_i
         sync.register(trainer)
     trainer.register_op(stage, theirs)
     trainer.register_module("their_weights", theirs)
+    told = f"replaces TorchRL's UpdateWeights(Collector) at {stage}"
     if not later:
         sync.register(trainer)
+        assert told in sync.beside
     trainer.train()
-    assert f"replaces TorchRL's UpdateWeights(Collector) at {stage}" in sync.beside
+    assert told in sync.beside
     assert len(set(sync.beside)) == len(sync.beside)
     assert (theirs.sent, sync.version) == (0, 4), "the first weights, and one version a batch"
     assert "trainer_module.their_weights" not in trainer.checkpoint
