@@ -160,17 +160,6 @@ class BulkPolicy(TensorDictModuleBase):
         return tensordict.set("action", action)
 
 
-class PolicyHolder(nn.Module):
-    """A loss module that only holds the policy, so that a trainer has it."""
-
-    def __init__(self, actor_network: nn.Module) -> None:
-        super().__init__()
-        self.actor_network = actor_network
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return tensordict
-
-
 def make_workers(
     kind: type[BaseCollector], policy: nn.Module, scheme: WeightSyncScheme, frames: int, workers: int = 2
 ) -> BaseCollector:
@@ -193,7 +182,7 @@ def make_trainer(collector: BaseCollector, policy: nn.Module) -> Trainer:
         total_frames=1,
         frame_skip=1,
         optim_steps_per_batch=1,
-        loss_module=PolicyHolder(policy),
+        loss_module=nn.ModuleDict({"actor_network": policy}),
         progress_bar=False,
     )
 
@@ -234,8 +223,5 @@ def adoption_s(policy: BulkPolicy, trials: int) -> dict[str, float]:
 
 
 def _apply(target: Target, mode: str, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
-    if mode == "alias":
-        target.alias(views)
-    else:
-        target.copy(views)
+    (target.alias if mode == "alias" else target.copy)(views)
     return mode == "alias"

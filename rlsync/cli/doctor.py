@@ -169,6 +169,9 @@ def _sources(found: Examination) -> Iterator[Finding]:
     if covered.unsent:
         cure = "name a source that contains them, unless the workers do not need them"
         yield Finding("warn", "unsent", f"trained, and not sent: {listed(covered.unsent, _NAMES)}", cure)
+    if covered.unreached:
+        told = f"in the workers, and in no entry: {listed(covered.unreached, _NAMES)}"
+        yield Finding("warn", "unreached", told, "give them an entry, unless they are to stay as they are")
 
 
 def _arrival(found: Examination, arrival: Arrival) -> Finding:

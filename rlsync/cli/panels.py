@@ -61,12 +61,8 @@ class Panel:
 Reading = tuple[Panel, Layer, str, Curve]  #: the curve of the run of this name for one layer
 
 
-def save(figure: Figure, out: Path) -> None:
+def check_file(out: Path) -> None:
     check_folder(out)
-    figure.savefig(out)
-
-
-def check_format(out: Path) -> None:
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
         what = f"no picture format {out.suffix!r}"
@@ -151,8 +147,7 @@ def _line(axes: Axes, curve: Curve, style: Style) -> None:
 
 
 def _points(axes: Axes, curve: Curve, style: Style) -> None:
-    bars = axes.errorbar(curve.frames, curve.values, curve.spread, fmt="o", color=style.colour, zorder=3)
-    bars[0].set_markerfacecolor("white")
+    axes.errorbar(curve.frames, curve.values, curve.spread, fmt="o", c=style.colour, mfc="white", zorder=3)
 
 
 def _histogram(axes: Axes, curve: Curve, style: Style) -> None:

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     plans = [timeline(config) for config in configs]
     if given.plot is not None:
         panels = panels_for("rlsync plan --plot", given.plot)
-        panels.save(panels.draw_plans([_title(config) for config in configs], plans), given.plot)
+        panels.draw_plans([_title(config) for config in configs], plans).savefig(given.plot)
     if given.json:
         print(json.dumps({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}, indent=2))
         return 0

@@ -32,12 +32,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
     given = parser.parse_args(arguments)
-    out = given.out or given.run[0] / PLOT
-    panels = panels_for("rlsync plot", out)
     paths = [path for run in given.run for path in agents_in(run).values() or [run]]
     runs = {label: RunFolder(path) for label, path in labels(paths).items()}
-    figure, notes = panels.draw(runs)
-    panels.save(figure, out)
+    out = given.out or given.run[0] / PLOT
+    figure, notes = panels_for("rlsync plot", out).draw(runs)
+    figure.savefig(out)
     for note in notes:
         print(f"left out  {note}")
     print(f"drawn     {out}")
@@ -61,5 +60,5 @@ def panels_for(verb: str, out: Path) -> ModuleType:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise ConfigError("matplotlib is not installed", verb, "pip install 'rlsync[plot]'") from error
-    panels.check_format(out)
+    panels.check_file(out)
     return panels

@@ -26,7 +26,8 @@ def load_policy(
 
     Args:
         run: the run's folder.
-        which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these.
+        which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these; no
+            version names a checkpoint with optimizer steps after its newest publish.
         greedy: take the likeliest action in place of drawing one.
         device: where it acts.
         trust: load also what could run code from the folder of a run that you did not start.

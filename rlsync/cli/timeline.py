@@ -52,8 +52,7 @@ def main(arguments: list[str]) -> int:
         found = [event for n, (name, life) in enumerate(lives.items(), 1) for event in events(n, name, life)]
         given.trace.write_text(json.dumps({"traceEvents": found}))
     else:
-        panels = panels_for("rlsync timeline", written)
-        panels.save(panels.lanes(lives), written)
+        panels_for("rlsync timeline", written).lanes(lives).savefig(written)
     for run, last in newest.items():
         tell_without_end(run, last)
     print(f"{'drawn' if given.trace is None else 'written'}     {written}")

@@ -77,7 +77,7 @@ def is_mine(run: Path) -> bool:
 
 def refuse(what: str, where: object) -> NoReturn:
     """Refuse what could run code and comes from the folder of a run that this user did not start."""
-    cure = f"look at it, and add {FLAG} if you trust who wrote it"
+    cure = f"look at it, and add {FLAG} (in Python trust=True) if you trust who wrote it"
     raise ConfigError(f"{what}, and you did not start the run that this comes from", str(where), cure)
 
 

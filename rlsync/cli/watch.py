@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -31,7 +31,8 @@ def watch(run: Path) -> int:
             if live is None:
                 print(text, flush=True)
             else:
-                live.update(Text(text), refresh=True)
+                learner, _, rows = text.partition("\n")
+                live.update(Group(Text(learner), Text(rows, no_wrap=True, overflow="ellipsis")), refresh=True)
             time.sleep(PLAIN_EVERY_S if live is None else EVERY_S)
     print(printable(found.told))
     return 0 if found.ended is not None and found.ended.status == 0 else 1

@@ -126,7 +126,7 @@ class SyncPlan:
     unheld: tuple[str, ...] = ()
     #: Parameters that an optimizer holds, of networks that are or contain a source, and that are not sent.
     unsent: tuple[str, ...] = ()
-    #: Leaves of what workers on a board act with, beside those of destinations that are parts of it.
+    #: Leaves of what acts, beside those of destinations that are parts of it; in one process, untrained ones.
     unreached: tuple[str, ...] = ()
     #: How numbers, modes and plain tensors of the workers' modules differ from the learner's, by name.
     differs: Mapping[str, str] = field(default_factory=dict)
@@ -225,9 +225,7 @@ class SyncPlan:
             note = f"  ({row.note})" if row.note else ""
             lines.append(f"{head}{row.device or _UNKNOWN:<8}  {row.destination}{note}")
             lines.append(f"{'':<{len(head)}}{row.source_device or _UNKNOWN:<8}  <- {row.source}")
-        lines.append("")
-        lines.append(self._summary(all_names=True))
-        return "\n".join(lines)
+        return "\n".join([*lines, "", self._summary(all_names=True)])
 
     def summary(self) -> str:
         """Transport, trigger, totals and notes, one line each."""

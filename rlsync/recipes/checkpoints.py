@@ -145,7 +145,7 @@ def require_whole(checkpoint: Path, *, trusted: bool, components: Collection[str
     record = checkpoint / DIGESTS
     if not record.is_file():
         if not trusted:
-            cure = "if you know that it is whole, for example one that an older rlsync wrote, add --trust"
+            cure = "if it is whole, as one of an older rlsync may be, add --trust (in Python trust=True)"
             raise ConfigError(f"the checkpoint cannot be checked: it has no {DIGESTS}", str(checkpoint), cure)
         for folder in _folders(checkpoint, components):
             _require_sizes(folder)

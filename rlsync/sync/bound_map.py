@@ -72,7 +72,7 @@ class BoundMap:
 
     def _bind(self) -> None:
         self._routes = bind_routes(self.sync_map, self.root, self.endpoint)
-        self._plan = plan_of(self._routes, self.endpoint).check()
+        self._plan = plan_of(self._routes, self.endpoint, self.training).check()
         self._unchanged.restart([sent.leaf for route in self._routes for sent in route.sent])
         gathered = self._gather()
         if not self._aliased:

@@ -57,6 +57,10 @@ class Endpoint(Protocol):
         """The live tensors of a destination, by name, where this process holds them."""
         return None
 
+    def around(self, destination: str) -> dict[str, Tensor | None]:
+        """The leaves of all that a destination is a part of, by name, with tensors as in :meth:`tensors`."""
+        return {f"{destination}.{spec.name}": None for spec in self.specs(destination) or ()}
+
     def acting(self, sent: Collection[str]) -> Acting:
         """What is known of which leaves act, at those destinations at least to which weights are ``sent``."""
         return Acting()

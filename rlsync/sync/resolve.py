@@ -252,8 +252,8 @@ def _apart(module: object, trained: TensorDictParams) -> str:
     return ""
 
 
-def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
-    """The plan of bound routes, without what is known of training."""
+def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> SyncPlan:
+    """The plan of bound routes, without what may change while ``training`` goes on."""
     acting = endpoint.acting({b.destination for b in bound if any(c.verdict in MOVED for c in b.comparisons)})
     differs = {
         f"{b.route.destination}.{path}": text
@@ -261,15 +261,18 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
         for path, text in unlike(acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path))
     }
     rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
-    places = dict.fromkeys(b.destination for b in bound)
-    leaves = (f"{place}.{spec.name}" for place in places for spec in endpoint.specs(place) or ())
+    around = {name: tensor for b in bound for name, tensor in endpoint.around(b.destination).items()}
+    here = [tensor for b in bound for tensor in (endpoint.tensors(b.destination) or {}).values()]
+    known = Covered([*here, *training.parameters(), *training.named().values()])
     stems = tuple(f"{b.destination}.{b.prefix and b.prefix + '.'}" for b in bound)
     return SyncPlan(
         tuple(b.route for b in bound),
         tuple(rows),
         endpoint.description,
         notes=(*endpoint.notes, *acting.remarks()),
-        unreached=tuple(leaf for leaf in leaves if not leaf.startswith(stems)),
+        unreached=tuple(
+            name for name, t in around.items() if not name.startswith(stems) and (t is None or t not in known)
+        ),
         differs=differs,
         through_host=endpoint.publisher.transport.through_host,
     )

@@ -43,11 +43,10 @@ def compare(
     for floating-point leaves. With the live tensors of both sides, leaves with the same memory are aliased.
     """
     sent = {spec.name: spec for spec in source}
-    found: list[LeafComparison] = []
-    for spec in destination:
-        if not excluded(spec.name, exclude):
-            found.append(_verdict(sent.get(spec.name), spec, cast_to, sent))
     names = {spec.name for spec in destination}
+    found = [
+        _verdict(sent.get(s.name), s, cast_to, sent) for s in destination if not excluded(s.name, exclude)
+    ]
     for spec in source:
         if spec.name not in names and not excluded(spec.name, exclude):
             found.append(LeafComparison(spec.name, replace(spec, device=""), Verdict.UNEXPECTED))

@@ -20,6 +20,7 @@ from rlsync.cli import panels
 from rlsync.cli.main import main
 from rlsync.cli.run_folder import NotRecorded, RunFolder
 from rlsync.evaluation.process import Evaluated
+from rlsync.recipes.run_files import RESOLVED
 from tests.cli.test_main import SMALL, finished
 from tests.tools.programs import ENDS_WITHIN_S, fresh_python
 
@@ -247,6 +248,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.processes
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / RESOLVED).touch()
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         f"from rlsync.cli.main import main; sys.exit(main(['plot', {str(tmp_path)!r}]))"

@@ -122,6 +122,15 @@ def test_what_stands_beside_a_destination_on_a_board_and_is_in_no_entry_is_unrea
             assert plan.unreached == (), "somebody wrote down that it is left out"
 
 
+def test_in_one_process_a_copy_is_unreached_and_what_is_trained_itself_is_not(a2c: Trainer) -> None:
+    part = {"policy.module[0].module[0]": f"{ACTOR}.module[0].module[0]"}
+    a2c.collector.policy = copy.deepcopy(a2c.loss_module.actor_network)
+    told = resolve(part, a2c).unreached
+    assert told == (f"policy.{LAST}.weight", f"policy.{LAST}.bias")
+    a2c.collector.policy = a2c.loss_module.actor_network
+    assert resolve(part, a2c).unreached == ()
+
+
 def test_adapters_that_the_map_goes_past_are_unsent() -> None:
     base = TensorDictModule(nn.Linear(4, 3), in_keys=["observation"], out_keys=["hidden"])
     adapter = TensorDictModule(nn.Linear(3, 3, bias=False), in_keys=["hidden"], out_keys=["hidden"])
@@ -197,6 +206,15 @@ def test_the_doctor_warns_of_trained_parameters_that_are_not_sent() -> None:
     SyncWeights({"policy": Source(ACTOR, exclude=(f"{LAST}.*",))}).register(trainer)
     names = f"{ACTOR}.{LAST}.weight, {ACTOR}.{LAST}.bias"
     assert told_by_doctor(trainer) == {"unsent": f"trained, and not sent: {names}"}
+
+
+def test_the_doctor_warns_of_what_acts_and_is_in_no_entry() -> None:
+    trainer = make_trainer()
+    trainer.collector.policy = copy.deepcopy(trainer.loss_module.actor_network)
+    SyncWeights({"policy.module[0].module[0]": f"{ACTOR}.module[0].module[0]"}).register(trainer)
+    told = told_by_doctor(trainer)
+    assert told["unreached"] == f"in the workers, and in no entry: policy.{LAST}.weight, policy.{LAST}.bias"
+    assert told.keys() == {"unsent", "unreached"}
 
 
 def test_the_doctor_warns_once_of_a_source_that_is_not_trained_at_all() -> None:

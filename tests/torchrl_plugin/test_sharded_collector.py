@@ -20,7 +20,6 @@ from torchrl.objectives.value import GAE
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Every, SendShards, SyncWeights, VerifySync, resolve
-from rlsync.cli.bench import PolicyHolder
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.plan import Verdict
 from rlsync.tensors.sharded import own_part
@@ -69,7 +68,7 @@ def register(own: Own, every: int = 1, options: dict[str, Any] | None = None) ->
         total_frames=1,
         frame_skip=1,
         optim_steps_per_batch=1,
-        loss_module=PolicyHolder(own["policy"]),
+        loss_module=nn.ModuleDict({"actor_network": own["policy"]}),
         optimizer=torch.optim.SGD(own["policy"].parameters(), lr=0.1),
         progress_bar=False,
     )

@@ -112,7 +112,7 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
     """
     endpoint, training = endpoint_of(trainer.collector), training_of(trainer)
     bound = bind_routes(sync_map, trainer, endpoint)
-    return with_training(plan_of(bound, endpoint), bound, trainer, training)
+    return with_training(plan_of(bound, endpoint, training), bound, trainer, training)
 
 
 def training_of(trainer: object) -> Training:

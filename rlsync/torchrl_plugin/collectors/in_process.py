@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.collectors import Collector
 
 from rlsync.core.errors import DestinationNotFound
@@ -89,6 +89,12 @@ class InProcessEndpoint(Endpoint):
     def tensors(self, destination: str) -> dict[str, Tensor]:
         leaves = self._leaves(destination)
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
+
+    def around(self, destination: str) -> dict[str, Tensor | None]:
+        first = Path(self._found[destination][0].segments[:1])
+        whole = self._walk(first, "sync map")
+        parameters = whole.named_parameters() if isinstance(whole, nn.Module) else ()
+        return {f"{first}.{name}": parameter for name, parameter in parameters}
 
     def acting(self, sent: Collection[str]) -> Acting:
         """Looked at once, before anything runs: it writes to what acts, which a rollout may use later."""

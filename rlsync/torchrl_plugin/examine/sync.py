@@ -142,6 +142,7 @@ class Coverage:
     unheld: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
     stuck: tuple[NothingLearns, ...]  #: why the optimizers cannot change sources
     unsent: tuple[str, ...]  #: parameters of the sources' networks that an optimizer holds and nobody sends
+    unreached: tuple[str, ...]  #: what SyncPlan has under this name, if the hook has a plan
 
 
 def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
@@ -167,4 +168,5 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
         unheld=tuple(name for source, names in found.items() if source not in whole for name in names),
         stuck=tuple(filter(None, stuck.values())),
         unsent=unsent(dict(filter(None, networks.values())), sent, held),
+        unreached=() if sync.hook is None else sync.hook.plan.unreached,
     )

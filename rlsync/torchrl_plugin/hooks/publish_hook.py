@@ -205,8 +205,6 @@ class PublishHook(TrainerHookBase):
                 raise
         self.ledger.count_with(lambda: self.counters().optim_steps)
         trainers.bridge_for_trainer(trainer.collector)
-        for told in self.beside:
-            _log.info("%s %s", type(self).__name__, told)
 
     def _refuse_second(self, trainer: Trainer) -> None:
         for other in trainers.registered_modules(trainer):
@@ -233,8 +231,11 @@ class PublishHook(TrainerHookBase):
                 cure = "add the destination to the map, or leave it out of the trainer's weight_update_map"
                 raise ConfigError(what, f"{type(self).__name__}, which replaces {stock}", cure)
         trainers.remove_stock_update_weights(trainer, replaced)
-        told = (f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
-        self.beside = tuple(dict.fromkeys([*self.beside, *told]))
+        for stock in found:
+            told = f"{'replaces' if stock in replaced else 'keeps'} {stock}"
+            if told not in self.beside:
+                self.beside += (told,)
+                _log.info("%s %s", type(self).__name__, told)
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase, and the ledger, for the trainer's checkpoint."""
