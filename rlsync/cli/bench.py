@@ -48,7 +48,7 @@ MAP = {"policy": "loss_module.actor_network"}
 WARM_UP = 5
 USUAL = ("mlp", "resnet", "100mb")
 
-_SIZE = re.compile(r"(\d+)x(\d+)")
+_SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _EXAMPLES = f"""models: {", ".join(f"{name} ({t:,} x {f:,} floats)" for name, (t, f) in MODELS.items())},
 or TENSORSxFLOATS
 
@@ -110,13 +110,11 @@ def size_of(model: str) -> tuple[int, int]:
     """The number of tensors and of floats in each, for a model's name or for ``TENSORSxFLOATS``."""
     if model in MODELS:
         return MODELS[model]
-    found = _SIZE.fullmatch(model)
-    size = (int(found[1]), int(found[2])) if found else (0, 0)
-    if min(size) < 1:
+    if (found := _SIZE.fullmatch(model)) is None:
         hint = did_you_mean(nearest_name(model, MODELS))
         cure = f"{hint}{', '.join(MODELS)}, or TENSORSxFLOATS like 12x5000"
         raise ConfigError(f"no model {model!r}", "--models", cure)
-    return size
+    return int(found[1]), int(found[2])
 
 
 def table(rows: list[Measured]) -> Table:

@@ -147,7 +147,7 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool =
     if found is None:
         what = f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist"
         cure = "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames"
-        raise ConfigError(what, where, cure)
+        raise ConfigError(what, where, f"{cure}; rlsync status {run} says how it ended")
     trust.check_checkpoint(found, trusted)
     if not require_whole(found, trusted=trusted, components=COMPONENTS):
         print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)

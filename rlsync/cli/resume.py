@@ -16,7 +16,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.compose.composing import OF_ONE_RUN, nothing_in
 from rlsync.cli.trust import check_checkpoint
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, warn
 from rlsync.evaluation.checkpoint import Component
 from rlsync.recipes.bounds import Restored
 from rlsync.recipes.checkpoints import Taken, places, taken
@@ -151,8 +151,9 @@ class Settings:
         """Put in again what the config has changed; None if unknown: then all options of optimizers."""
         names = {place.buffer for place in changed or () if place.buffer}
         if absent := names - {name for name, _, _ in self._numbers}:
-            what = f"no buffer of the loss is called {', '.join(sorted(absent))}"
-            raise ConfigError(what, "in_buffer(...) in the recipe's settings", "correct the name")
+            what = f"no buffer is called {', '.join(sorted(absent))}, so no old value is replaced there"
+            cure = "correct the name, unless the builder itself uses the setting"
+            warn(RlsyncWarning(what, "in_buffer(...) in the recipe's settings", cure))
         for name, number, fresh in self._numbers:
             if name in names:
                 with torch.no_grad():

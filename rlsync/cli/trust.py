@@ -145,7 +145,7 @@ def config_in(file: Path) -> DictConfig:
             raise ValueError("it is no mapping")
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         what = f"cannot read the run's configuration: {first_line(error)}"
-        raise ConfigError(what, str(file), "use the rlsync that wrote it") from error
+        raise ConfigError(what, str(file), "use the rlsync that wrote it, and its recipe") from error
     for text in texts:
         if "${" in text or text != printable(text):
             what = f"a run's configuration has values alone, and this one has {text!r}"

@@ -292,7 +292,7 @@ def listed(names: Sequence[str], at_most: int) -> str:
     return ", ".join(names[:at_most]) + more
 
 
-def no_destination(wanted: str, where: str, offered: list[str]) -> errors.SyncMapError:
+def no_destination(wanted: str, where: str, offered: Sequence[str]) -> errors.SyncMapError:
     """The error for a destination that a collector does not offer."""
     near = did_you_mean(nearest_name(wanted, offered))
     cure = f"{near}this collector offers: {', '.join(offered) or 'nothing'}"

@@ -59,7 +59,9 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
         yield from caught(lambda: imported(point, "logger"), "logger.kind")
     if config.recipe.in_stock_collectors:
         yield from stock_device_errors(config)
-    yield from config.recipe.errors(config)
+    for error in config.recipe.errors(config):
+        where, cure = f"errors() of {config.recipe.name!r}", "yield rlsync.ConfigError(what, where, cure)"
+        yield error if isinstance(error, RlsyncError) else ConfigError(str(error), where, cure)
     collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
     if 0 < collector.frames_per_batch < steps:
         what = f"a batch of {collector.frames_per_batch} frames leaves some environments idle"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -19,6 +19,7 @@ class Endpoint(Protocol):
     """Where the destinations of a map are, and the publisher that reaches them."""
 
     publisher: Publisher  #: to the workers of this collector
+    destinations: Sequence[str] = ()  #: that it offers, where it knows them
     #: Whether a publish that leaves out leaves of a destination would wait for ever.
     needs_every_leaf: bool = False
     adopts_within_rollouts: bool = False  #: whether the frames of one rollout may have several versions
@@ -57,9 +58,9 @@ class Endpoint(Protocol):
         """The live tensors of a destination, by name, where this process holds them."""
         return None
 
-    def around(self, destination: str) -> dict[str, Tensor | None]:
-        """The leaves of all that a destination is a part of, by name, with tensors as in :meth:`tensors`."""
-        return {f"{destination}.{spec.name}": None for spec in self.specs(destination) or ()}
+    def around(self) -> dict[str, Tensor | None]:
+        """All leaves that destinations may be parts of, by name, with tensors that this process holds."""
+        return {f"{one}.{spec.name}": None for one in self.destinations for spec in self.specs(one) or ()}
 
     def acting(self, sent: Collection[str]) -> Acting:
         """What is known of which leaves act, at those destinations at least to which weights are ``sent``."""

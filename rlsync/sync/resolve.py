@@ -261,7 +261,7 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> 
         for path, text in unlike(acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path))
     }
     rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
-    around = {name: tensor for b in bound for name, tensor in endpoint.around(b.destination).items()}
+    around = endpoint.around()
     here = [tensor for b in bound for tensor in (endpoint.tensors(b.destination) or {}).values()]
     known = Covered([*here, *training.parameters(), *training.named().values()])
     stems = tuple(f"{b.destination}.{b.prefix and b.prefix + '.'}" for b in bound)

@@ -359,17 +359,29 @@ class Settings(ppo.PPOConfig):
 class Numbers(ppo.PPOConfig):
     name: str = "numbers"
 
+@dataclass
+class Words(ppo.PPOConfig):
+    name: str = "words"
+
+    def errors(self, config):
+        yield "that is too deep"
+
 FORGETS = Recipe("forgets", Settings, ppo.RECIPE.probe, lambda run: None, ppo.RECIPE.acting)
 NUMBERS = Recipe("numbers", Numbers, ppo.RECIPE.probe, ppo.RECIPE.trainer, lambda run: 3)
+WORDS = Recipe("words", Words, ppo.RECIPE.probe, ppo.RECIPE.trainer, ppo.RECIPE.acting)
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
-    [("forgets", "the builder returned None"), ("numbers", "acting returned 3")],
+    ("name", "told"),
+    [
+        ("forgets", "the builder returned None\n  where  recipe 'forgets'\n  cure   let it return "),
+        ("numbers", "acting returned 3\n  where  recipe 'numbers'\n  cure   let it return "),
+        ("words", "that is too deep\n  where  errors() of 'words'\n  cure   yield rlsync.ConfigError("),
+    ],
 )
 def test_what_an_installed_recipe_makes_is_looked_at(
-    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = f"own_{name}"
     as_installed(tmp_path, package, f"[rlsync.recipes]\n{name} = {package}:{name.upper()}\n")
@@ -380,8 +392,7 @@ def test_what_an_installed_recipe_makes_is_looked_at(
     (tmp_path / package / "configs" / "recipe" / f"{name}.yaml").write_text(yaml)
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["check", f"recipe={name}"]) == 2
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{what}\n  where  recipe '{name}'\n  cure   let it return ")
+    assert capsys.readouterr().out.startswith(told)
 
 
 def test_a_transport_of_a_package_is_made_before_it_is_called_right(

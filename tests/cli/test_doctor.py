@@ -352,8 +352,18 @@ def test_on_a_board_the_weights_arrive_in_every_worker(kind: type, ended: Ended)
     assert outcomes(found) == [Outcome.ARRIVED] * 2
     assert [arrival.worker.partition(" (")[0] for arrival in found.arrivals] == ["worker 0", "worker 1"]
     assert worst(findings_of(found)) == "ok"
-    outputs = [finding.found for finding in findings_of(found) if finding.what == "outputs"]
-    assert outputs == ["the policies compute what the learner's module computes"]
+    assert told_of_outputs(found) == ["the policies compute what the learner's module computes"]
+
+
+def told_of_outputs(found: Examination) -> list[str]:
+    return [finding.found for finding in findings_of(found) if finding.what == "outputs"]
+
+
+def test_in_one_process_the_outputs_are_compared_too() -> None:
+    trainer = trainer_on(make_collector(make_policy()))
+    with_our_hook(trainer)
+    found = examine(trainer, TIMEOUT_S)
+    assert told_of_outputs(found) == ["the policies compute what the learner's module computes"]
 
 
 def test_weights_that_arrive_and_are_used_otherwise_are_found() -> None:

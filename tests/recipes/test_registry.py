@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from torchrl.checkpoint import Checkpoint
 
 from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import RECIPES
+from rlsync.evaluation.checkpoint import Component
 from rlsync.recipes import registry, run_files
 from rlsync.recipes.bounds import kept
 from rlsync.recipes.registry import loaded, recipe_named
@@ -87,7 +89,7 @@ def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
     here = tmp_path / "elsewhere"
     here.mkdir()
 
-    again = ("recipe.total_frames=800", "resume=first", "run_dir=again")
+    again = ("recipe.total_frames=800", "recipe.gae_lambda=0.9", "resume=first", "run_dir=again")
     first, resumed, listed, plan, _ = rlsync(
         here,
         ("train", *own, "recipe=a2c", "run_dir=first", "recipe.total_frames=400"),
@@ -100,6 +102,10 @@ def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
     assert "stopped: total_frames collected  frames 400" in first
     assert OmegaConf.load(here / "first" / run_files.RESOLVED).recipe.gae_lambda == 0.95
     assert re.search(r"^stopped: .*frames 800 ", resumed, re.M)
+    assert "changed recipe.gae_lambda 0.95 -> 0.9\n" in resumed
+    advantage = Component()
+    Checkpoint(**{"trainer_module.advantage": advantage}).load(here / "again" / "checkpoint")
+    assert float(advantage.state["lmbda"]) == pytest.approx(0.9), "the old one came back with the checkpoint"
     assert re.search(r"^recipe/a2c +Advantage actor-critic *$", listed, re.M)
     assert re.search(r"^  end +400 frames, 2 updates", plan, re.M)
     assert (here / "my_configs" / "recipe" / "my_a2c.yaml").is_file() == installed

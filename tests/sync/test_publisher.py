@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from torch import nn
 from rlsync.core.errors import AdoptionTimeout, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.ledger import Stamp
 from rlsync.core.trigger import Counters
-from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopter, Destination
 from rlsync.sync.bound_map import BoundMap, VersionCopies
+from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.trained import Training
 from rlsync.sync.verification import Verification
@@ -61,17 +61,14 @@ class Learner(nn.Module):
         self.actor, self.critic = net(), net()
 
 
-class Workers:
+class Workers(Endpoint):
     """The endpoint of one worker in a thread: all that sync needs, over any transport."""
 
     description, notes, stamped, num_workers, in_flight = "a test", (), True, 1, True
-    needs_every_leaf = False
 
     def __init__(self, transport: Transport, **modules: nn.Module) -> None:
-        self.modules = modules
+        self.modules, self.destinations = modules, list(modules)
         self.publisher = Publisher(transport, leaves_at=self.specs)
-
-    def connect(self, publish_default: Callable[[], object]) -> None: ...
 
     def locate(self, path: object, where: str) -> Key:
         return str(path), ""
@@ -80,12 +77,6 @@ class Workers:
         from rlsync.tensors.leaves import Leaves
 
         return Leaves(self.modules[destination], destination).specs()
-
-    def tensors(self, destination: str) -> None:
-        return None
-
-    def acting(self, sent: Collection[str]) -> Acting:
-        return Acting()
 
     def wait(self, timeout_s: float) -> None:
         self.publisher.transport.wait(self.publisher.version, timeout_s, [0])

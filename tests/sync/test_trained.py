@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torchrl.collectors import MultiSyncCollector
 from torchrl.objectives import A2CLoss
 from torchrl.trainers import Trainer
 
-from rlsync import Source, SyncWeights, resolve
+from rlsync import Source, SyncWeights, WeightBoard, resolve
 from rlsync.cli.doctor import findings_of
 from rlsync.cli.main import main
 from rlsync.tensors.device import Covered
@@ -23,10 +25,12 @@ from tests.tools.parts import (
     make_a2c_trainer,
     make_collector,
     make_critic,
+    make_env_with_module,
     make_policy,
     make_sac_loss,
+    make_workers,
 )
-from tests.tools.running import on_a_board
+from tests.tools.running import on_a_board, running
 
 ACTOR = "loss_module.actor_network"
 #: The two layers of the policy's network.
@@ -120,6 +124,18 @@ def test_what_stands_beside_a_destination_on_a_board_and_is_in_no_entry_is_unrea
         else:
             plan = resolve({"policy": Source(ACTOR, exclude=(f"{LAST}.*",))}, trainer)
             assert plan.unreached == (), "somebody wrote down that it is left out"
+
+
+@pytest.mark.processes
+def test_a_scheme_of_a_board_that_no_entry_names_is_unreached() -> None:
+    board, other = WeightBoard(), "env.transform[0].module"
+    schemes = {"policy": board.scheme(), other: board.scheme()}
+    env = make_env_with_module
+    with running(make_workers(MultiSyncCollector, make_policy(), schemes=schemes, env=env)) as collector:
+        learner = SimpleNamespace(collector=collector, loss_module=make_a2c_loss())
+        plan = resolve({"policy": ACTOR}, learner)
+        assert {name.startswith(other) for name in plan.unreached} == {True}
+    board.close()
 
 
 def test_in_one_process_a_copy_is_unreached_and_what_is_trained_itself_is_not(a2c: Trainer) -> None:

@@ -257,7 +257,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
     except (OmegaConfBaseException, OSError) as error:
         what = f"cannot read the run's configuration: {first_line(error)}"
-        raise ConfigError(what, str(file), "use the rlsync that wrote it") from error
+        raise ConfigError(what, str(file), "use the rlsync that wrote it, and its recipe") from error
     assert isinstance(config, Config)
     return config
 

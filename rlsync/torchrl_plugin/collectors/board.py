@@ -28,7 +28,7 @@ class BoardEndpoint(Endpoint):
     def __init__(
         self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt], adopt_at: AdoptAt = "rollout"
     ) -> None:
-        self.publisher = publisher
+        self.publisher, self.destinations = publisher, publisher.destinations
         self.adopts_within_rollouts = adopt_at != "rollout"
         self._adopt = adopt
 
@@ -46,7 +46,7 @@ class BoardEndpoint(Endpoint):
         return (within,) if self.adopts_within_rollouts else ()
 
     def _adopted(self) -> str:
-        modes = {name: self._adopt.get(name, "alias") for name in self.publisher.destinations}
+        modes = {name: self._adopt.get(name, "alias") for name in self.destinations}
         if len(set(modes.values())) == 1:
             return f"adopted by {next(iter(modes.values()))}"
         return "adopted by " + ", ".join(f"{mode} ({name})" for name, mode in modes.items())
@@ -64,10 +64,9 @@ class BoardEndpoint(Endpoint):
         self.publisher.publish_default = publish_default
 
     def locate(self, path: Path, where: str) -> Key:
-        offered = self.publisher.destinations
-        inside = [d for d in offered if path.startswith(parse(d))]
+        inside = [d for d in self.destinations if path.startswith(parse(d))]
         if not inside:
-            raise no_destination(str(path), where, offered)
+            raise no_destination(str(path), where, self.destinations)
         destination = max(inside, key=len)
         prefix = path.below(parse(destination)).leaf_prefix()
         self._check_prefix(destination, prefix, path, where)

@@ -90,11 +90,11 @@ class InProcessEndpoint(Endpoint):
         leaves = self._leaves(destination)
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
 
-    def around(self, destination: str) -> dict[str, Tensor | None]:
-        first = Path(self._found[destination][0].segments[:1])
-        whole = self._walk(first, "sync map")
-        parameters = whole.named_parameters() if isinstance(whole, nn.Module) else ()
-        return {f"{first}.{name}": parameter for name, parameter in parameters}
+    def around(self) -> dict[str, Tensor | None]:
+        firsts = dict.fromkeys(Path(path.segments[:1]) for path, _ in self._found.values())
+        wholes = {first: self._walk(first, "sync map") for first in firsts}
+        modules = {first: whole for first, whole in wholes.items() if isinstance(whole, nn.Module)}
+        return {f"{at}.{name}": p for at, module in modules.items() for name, p in module.named_parameters()}
 
     def acting(self, sent: Collection[str]) -> Acting:
         """Looked at once, before anything runs: it writes to what acts, which a rollout may use later."""

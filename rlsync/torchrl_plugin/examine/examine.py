@@ -93,7 +93,8 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
             asked = _asked(sync.hook)
         problems.append(_within(timeout_s, "the rollout after the publish", workers.roll_out))
         after = workers.ask(timeout_s)
-        outputs = () if asked is None or any(problems) else asked.hear().behaviour
+    # Outside: where no transport keeps the version before, the weights of now stand for it.
+    outputs = () if asked is None or any(problems) else asked.hear().behaviour
     coverage = coverage_of(trainer, sync)
     untrained = (s for s in sync.sources if s.description in coverage.untrained)
     coverage = replace(
