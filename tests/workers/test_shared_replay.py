@@ -277,6 +277,7 @@ def test_no_torn_row_is_drawn_while_agents_are_killed() -> None:
 @pytest.mark.processes
 @pytest.mark.thorough
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute alone; each kill waits for two processes, and machines may be loaded
 @pytest.mark.parametrize("seed", range(5))
 def test_no_torn_row_is_drawn_in_a_long_storm(seed: int) -> None:
     storm(kills=300, agents=4, seed=seed)
