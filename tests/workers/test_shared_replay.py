@@ -123,6 +123,23 @@ def test_a_row_that_is_evicted_before_it_is_locked_is_not_drawn(handle: SharedRe
     assert reader.draw(1).batch["reward"].shape == (STEPS, 1)
 
 
+def test_a_row_whose_writer_is_killed_before_it_is_locked_is_not_drawn(handle: SharedReplayHandle) -> None:
+    writer, reader = opened(handle, (0,)), opened(handle, (0,))
+    for number in range(8):
+        writer.extend(numbered(number, number))
+    lock, killed = reader._file.try_lock, []
+
+    def kill_then_lock(at: int, *, exclusive: bool) -> bool:
+        if not killed:  # in the middle of its write, which frees the lock
+            killed.append(at - _BLOCK_LOCK)
+            writer._numbers[killed] = 0
+            writer._columns["reward"][killed] = -1.0
+        return lock(at, exclusive=exclusive)
+
+    reader._file.try_lock = kill_then_lock  # type: ignore[method-assign]
+    assert drawn_numbers(reader, 1) <= set(range(8)) - set(killed)
+
+
 def test_a_rollout_that_does_not_fit_leaves_no_row(handle: SharedReplayHandle) -> None:
     replay = opened(handle)
     with pytest.raises(RuntimeError, match="must match"):
