@@ -19,6 +19,7 @@ from rlsync.cli.job import job_of as job_that_runs
 from rlsync.cli.main import main
 from rlsync.cli.resume import Settings, load, schedulers, seed_after
 from rlsync.core.errors import ConfigError, RlsyncWarning
+from rlsync.evaluation.checkpoint import Component
 from rlsync.recipes.bounds import Restored
 from rlsync.torchrl_plugin.compat import trainers
 from tests.cli.test_main import finished
@@ -52,22 +53,9 @@ def job_of(*words: str) -> Job:
 
 def learning_rates(run: Path) -> list[float]:
     """The rate at which each parameter group of the checkpoint began."""
-    received = Received()
+    received = Component()
     Checkpoint(optimizer=received).load(run / "checkpoint")
     return [group["initial_lr"] for group in received.state["param_groups"]]
-
-
-class Received:
-    """A component of a checkpoint, as it was written."""
-
-    def __init__(self) -> None:
-        self.state: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
 
 
 @pytest.mark.slow

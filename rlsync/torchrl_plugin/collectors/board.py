@@ -28,7 +28,7 @@ class BoardEndpoint(Endpoint):
     def __init__(
         self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt], adopt_at: AdoptAt = "rollout"
     ) -> None:
-        self.publisher, self.destinations = publisher, publisher.destinations
+        self.publisher, self.destinations = publisher, publisher.destinations  # one list, which grows
         self.adopts_within_rollouts = adopt_at != "rollout"
         self._adopt = adopt
 
