@@ -13,7 +13,7 @@ import tomllib
 from rlsync import BoardScheme, ConfigError
 from rlsync.recipes.checks import transport_errors
 from tests.tools.parts.configs import configs_of
-from tests.tools.programs import as_installed, installed_from, run_program
+from tests.tools.programs import as_installed, fresh_python, installed_from, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how_to" / "write_a_transport.md"
@@ -61,10 +61,12 @@ def run(installed: Path, folder: Path, module: str, *words: str) -> str:
 @pytest.mark.slow
 @pytest.mark.thorough  # those of rlsync are held to the same laws in tests/laws
 def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(
-    installed_by_pip: Path, tmp_path: Path
+    installed_by_pip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(installed_by_pip), str(ROOT))))
+    # Not forked: tests/laws imports the shipped tests, and they list the transports when they are imported.
     words = ("-q", "--pyargs", "rlsync.testing", "-k", "tcp", "-p", "no:cacheprovider")
-    told = run(installed_by_pip, tmp_path, "pytest", *words)
+    told = fresh_python("-m", "pytest", *words, cwd=tmp_path, check=False).stdout
     assert re.search(r"^2\d passed, \d+ deselected", told, re.M), told
 
 
