@@ -22,7 +22,7 @@ from rlsync.transport.contract import Note, Subscriber, Transport, transport_nam
 from rlsync.transport.local import LocalReader
 
 
-class Link(Protocol):
+class Ends(Protocol):
     """A learner's end with a ledger, one subscriber, and what acts behind it."""
 
     ledger: Ledger
@@ -50,7 +50,7 @@ class Learner:
         return version
 
 
-class Here(Learner):
+class InOneProcess(Learner):
     """Both ends in this process."""
 
     def __init__(self, transport: Transport, subscriber: Subscriber, acts: Acts) -> None:
@@ -65,21 +65,21 @@ class Here(Learner):
         return low_high(self.acts.tensors)
 
 
-#: ``connect(layout)`` opens a :class:`Link`.
+#: ``connect(layout)`` opens :class:`Ends`.
 Open = Callable[[Layout], AbstractContextManager[Any]]
 
 
 @pytest.fixture(params=transports())
 def connect(request: pytest.FixtureRequest) -> Open:
     @contextmanager
-    def opened(layout: Layout) -> Iterator[Link]:
+    def opened(layout: Layout) -> Iterator[Ends]:
         transport = transport_named(request.param)
         acts = Acts("alias")
         try:
             transport.lay_out(layout)
             subscriber = transport.handle.subscribe(acts)
             try:
-                yield Here(transport, subscriber, acts)
+                yield InOneProcess(transport, subscriber, acts)
             finally:
                 subscriber.close()
         finally:

@@ -15,7 +15,7 @@ from rlsync.tensors.layout import Layout
 from rlsync.testing import test_transports as laws
 from rlsync.testing.acting import Acts, filled, low_high, plain_layout
 from rlsync.testing.test_transports import *  # noqa: F403
-from rlsync.testing.test_transports import Here, Learner, Link, Open
+from rlsync.testing.test_transports import Ends, InOneProcess, Learner, Open
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.contract import Apply
 from rlsync.transport.local import LocalTransport
@@ -55,7 +55,7 @@ def spawned(request: pytest.FixtureRequest) -> Iterator[Remote | None]:
 
 
 @contextmanager
-def local(layout: Layout) -> Iterator[Link]:
+def local(layout: Layout) -> Iterator[Ends]:
     acts = Acts("copy")
     own = filled(layout, 0.0)
 
@@ -69,26 +69,26 @@ def local(layout: Layout) -> Iterator[Link]:
     transport = LocalTransport()
     reader = transport.subscribe(write_into_the_module)
     transport.lay_out(layout)
-    yield Here(transport, reader, acts)
+    yield InOneProcess(transport, reader, acts)
 
 
 @contextmanager
-def queued(layout: Layout) -> Iterator[Link]:
+def queued(layout: Layout) -> Iterator[Ends]:
     acts = Acts("alias")
     transport = QueueTransport()
     transport.lay_out(layout)
-    yield Here(transport, transport.subscribe(acts), acts)
+    yield InOneProcess(transport, transport.subscribe(acts), acts)
 
 
 def board_here(mode: str) -> Open:
     @contextmanager
-    def opened(layout: Layout) -> Iterator[Link]:
+    def opened(layout: Layout) -> Iterator[Ends]:
         board = BoardWriter()
         board.lay_out(layout)
         acts = Acts(mode)
         reader = BoardReader(board.handle, acts)
         try:
-            yield Here(board, reader, acts)
+            yield InOneProcess(board, reader, acts)
         finally:
             reader.close()
             board.close()
@@ -98,7 +98,7 @@ def board_here(mode: str) -> Open:
 
 def board_there(mode: str, remote: Remote) -> Open:
     @contextmanager
-    def opened(layout: Layout) -> Iterator[Link]:
+    def opened(layout: Layout) -> Iterator[Ends]:
         board = BoardWriter()
         board.lay_out(layout)
         try:

@@ -110,7 +110,7 @@ def stopped(pid: int) -> Iterator[None]:
 # ------------------------------------------------------------------ the contract
 
 
-class Here(laws.Here):
+class InOneProcess(laws.InOneProcess):
     """A subscriber in the learner's own process; an adoption waits until the newest version has come."""
 
     def __init__(self, transport: RayTransport, subscriber: RaySubscriber, acts: Acts) -> None:
@@ -126,12 +126,12 @@ class Here(laws.Here):
 
 def opened(mode: str) -> laws.Open:
     @contextmanager
-    def connect(layout: Layout) -> Iterator[laws.Link]:
+    def connect(layout: Layout) -> Iterator[laws.Ends]:
         with learner(layout) as transport:
             acts = Acts(mode)
             subscriber = transport.handle.subscribe(acts)
             try:
-                yield Here(transport, subscriber, acts)
+                yield InOneProcess(transport, subscriber, acts)
             finally:
                 subscriber.close()
 
