@@ -13,7 +13,8 @@ By default it makes all tables, one after the other:
 
 The contenders take turns in each round, each in its own processes with one torch thread:
 
-    rlsync, rlsync-*  this package's recipe, as shipped but for what its name or OVERRIDES below say
+    rlsync, rlsync-*  this package's recipe, as shipped but for what its name says; -bfloat16 only where the
+                      processor has it
     sb3, sb3-*        Stable-Baselines3 in its own virtual environment (made at first use): one process,
                       with equal networks, batches, rates and updates for each frame
     torchrl           SACTrainer with async_collection=True, one worker; nothing holds a ratio (sac only)
@@ -38,6 +39,8 @@ from peers.rounds import SEED, compare
 from peers.venvs import STABLE_BASELINES
 from peers.watch import Sample
 from peers.whole import whole, whole_table
+
+from rlsync.tensors.device import bfloat16_instructions
 
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = ("torch", "stable-baselines3", "torchrl", "tensordict", "gymnasium", "numpy")
@@ -101,8 +104,11 @@ def rates_of(algorithm: str, env: str) -> Table:
     contenders = {
         "rlsync-async": paced(algorithm, env, "async"),
         "rlsync-sync": paced(algorithm, env, "sync"),
+        "rlsync-bfloat16": paced(algorithm, env, "async", "--update-dtype", "bfloat16"),
         PEER: sb3(algorithm, env),
     }
+    if bfloat16_instructions() == []:
+        del contenders["rlsync-bfloat16"]
     if algorithm == "sac":
         contenders["torchrl"] = torchrl(env)
     return Table(f"{algorithm} on {env}, updates a second", contenders, rates, partial(table, peer=PEER))
@@ -131,6 +137,7 @@ TABLES: dict[str, Table] = {
         "dqn on CartPole-v1, 12,000 frames",
         {
             "rlsync": run(*DQN_RUN, "recipe.evaluation.every_frames=0"),
+            "rlsync-eager": run(*DQN_RUN, "recipe.evaluation.every_frames=0", "recipe.compile=off"),
             PEER: sb3("dqn", CARTPOLE, "--frames", "12000"),
         },
     ),
@@ -138,6 +145,7 @@ TABLES: dict[str, Table] = {
         "ppo on CartPole-v1, 20,480 frames",
         {
             "rlsync": run(*PPO_RUN),
+            "rlsync-eager": run(*PPO_RUN, "recipe.compile=off"),
             "rlsync-1-env": run(*PPO_RUN, "env.num_envs=1"),
             PEER: sb3("ppo", CARTPOLE, "--frames", "20480"),
             "sb3-8-envs": sb3("ppo", CARTPOLE, "--frames", "20480", "--num-envs", "8"),

@@ -28,10 +28,12 @@ def main() -> None:
     parser.add_argument("--env", default="Pendulum-v1")
     parser.add_argument("--prefill", type=int, default=1_000)
     parser.add_argument("--collector", choices=["sync", "async"], default="async")
+    parser.add_argument("--update-dtype", default="float32")
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     build, settings = RECIPES[options.algorithm]
-    recipe = settings(total_frames=NEVER, lr=1e-3, pace=PaceConfig(prefill=options.prefill))
+    pace, dtype = PaceConfig(prefill=options.prefill), options.update_dtype
+    recipe = settings(total_frames=NEVER, lr=1e-3, pace=pace, update_dtype=dtype)
     run(build, options.env, CollectorConfig(options.collector, 1, 64), recipe, options.seconds)
 
 
