@@ -122,6 +122,10 @@ def examined(
 def require_free_folder(job: Job) -> None:
     """Refuse a ``run_dir`` that another run has written to: its curves and receipts would be mixed."""
     run_dir = job.config.run_dir
+    place = next(each for each in Path(run_dir or "", "it").absolute().parents if each.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        cure = "name a folder that you may write to"
+        raise ConfigError(f"a run cannot write into {place}", f"run_dir={run_dir}", cure)
     if run_dir is not None and (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
         cure = "wait until that run has ended, stop it, or give another folder"
         raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)

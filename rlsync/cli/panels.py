@@ -66,7 +66,7 @@ def check_file(out: Path) -> None:
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
         what = f"no picture format {out.suffix!r}"
-        raise ConfigError(what, f"--out {out}", f"end it in .png; also: {', '.join(known)}")
+        raise ConfigError(what, str(out), f"end it in .png; also: {', '.join(known)}")
 
 
 def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:

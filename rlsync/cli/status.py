@@ -40,8 +40,10 @@ with --watch 0 the run ended well, 1 it failed or was killed, 130 after Ctrl-C
 #: What a run is doing; the first word of what is printed says the same.
 RUNNING, HAS_ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
 
-#: What is kept for :class:`Ended`, whose error may have many lines.
-ROOM_BYTES = 16 * 1024
+ROOM_BYTES = 16 * 1024  #: what is kept for :class:`Ended`, whose error may have many lines
+
+#: What a run writes of itself, from its first moment on, beside how it ended.
+_BEGAN = (files.ROOM, files.BOARD, files.CLUSTER, files.STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _state_of(run: Path) -> RunStatus:
     end = ended(run)
     if end is not None:
         return RunStatus(HAS_ENDED, str(end), end.version, ended=end)
-    if learner is None and any((run / name).is_file() for name in (files.ROOM, files.BOARD, files.CLUSTER)):
+    if learner is None and any((run / name).is_file() for name in _BEGAN):
         return RunStatus(KILLED, _killed(run))
     if handle is not None:
         return RunStatus(RUNNING, "the board is closed: the run is ending")
@@ -218,7 +220,7 @@ def _watched(handle: BoardHandle) -> RunStatus | None:
 def _killed(run: Path) -> str:
     """The run has not written how it ended: it had no time to."""
     checkpoint = run / files.CHECKPOINT
-    signs = [run / name for name in (files.ROOM, files.BOARD, files.CLUSTER, files.RECEIPTS)]
+    signs = [run / name for name in (*_BEGAN, files.RECEIPTS)]
     signs += [*(run / files.METRICS).rglob("*"), *checkpoint.rglob("*")]
     last_sign = max(file.stat().st_mtime for file in signs if file.exists())
     left = f"checkpoint {checkpoint}" if checkpoint.is_dir() else "it had written no checkpoint"
@@ -250,7 +252,7 @@ def learner_in(run: Path) -> int | None:
 
 def ended(run: Path) -> Ended | None:
     """How the run in this folder ended; None if it has not, or was killed."""
-    return record_in(run / files.ENDED, Ended, "how the run ended")
+    return record_in(run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed")
 
 
 def at(timestamp: float) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -92,8 +93,9 @@ exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config
 def run_job(line: command_line.CommandLine, jobs: list[Job]) -> None:
     """One run in the folder that Hydra has made; ends the process unless the run ended well."""
     about = HydraConfig.get()
+    words: Any = OmegaConf.to_container(about.overrides)  # as they were written, not yet interpolated
     try:
-        job = job_of(line, jobs, [*about.overrides.hydra, *about.overrides.task])
+        job = job_of(line, jobs, [*words["hydra"], *words["task"]])
         if about.output_subdir is not None:
             # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
             shown = Path(about.runtime.output_dir, about.output_subdir, RESOLVED)
@@ -109,6 +111,8 @@ def run_job(line: command_line.CommandLine, jobs: list[Job]) -> None:
         print(error, file=sys.stderr)
         status = exit_status(error)
     if status:
+        if line.sweeps:
+            print(f"the sweep ends with its job {about.job.num}: none after it is run", file=sys.stderr)
         sys.exit(status)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlsync.core.errors import PublishError
+from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.whole_file import record_in, write_whole
 
 #: Versions that a ledger remembers. Older ones have an unknown age.
@@ -134,8 +134,11 @@ class Ledger:
     def reserve_in(self, file: str | Path) -> None:
         """Reserve numbers in this file before they are used. The lives of one run have one file.
 
-        The file is written once for each :data:`BLOCK` numbers. A second call changes nothing.
+        The file is written once for each :data:`BLOCK` numbers. A second call changes nothing. ConfigError:
+        it is a folder, or holds something else.
         """
+        if Path(file).is_dir():
+            raise ConfigError(f"{file} is a folder", "versions_file", "name a file")
         if self._numbers is None:
             self._numbers = ReservedNumbers(Path(file))
 

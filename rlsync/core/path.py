@@ -235,7 +235,7 @@ def _siblings(here: Any, segment: Segment) -> dict[str, Any]:
 
 def nearest_name(wanted: str, offered: Iterable[str], cutoff: float = 0.6) -> str:
     """The offered name closest to ``wanted``, or an empty string."""
-    close = difflib.get_close_matches(wanted, list(offered), n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(str(wanted), list(offered), n=1, cutoff=cutoff)
     return close[0] if close else ""
 
 

@@ -32,8 +32,10 @@ def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = 
 
 
 def check_folder(file: Path, where: str | None = None) -> None:
-    """ConfigError if ``file`` could not be written because of its folder."""
-    if not os.access(file.parent, os.W_OK):
+    """ConfigError if ``file`` could not be written: because of its folder, or because it is one."""
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder", where or str(file), "name a file")
+    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
         what = "cannot write into" if file.parent.is_dir() else "there is no folder"
         raise ConfigError(f"{what} {file.parent}", where or str(file), "name a file in another folder")
 

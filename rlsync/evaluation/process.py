@@ -116,7 +116,7 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
             raise ValueError("its content is not what was written" if written else "it has no digest")
     except Exception as error:  # a damaged file may raise anything
         what = f"cannot read the best version: {first_line(error) or type(error).__name__}"
-        cure = "remove the file; if it is one of an older rlsync, add --trust (in Python trust=True)"
+        cure = "remove the file; if it is whole, and of an older rlsync, add --trust (in Python trust=True)"
         raise ConfigError(what, str(file), cure) from error
     return best
 

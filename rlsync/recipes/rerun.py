@@ -172,13 +172,14 @@ def frame_of(life: Life, config: Config, number: int | None, place: tuple[int, i
     workers = {rollout.worker for rollout in taken}
     if number is None:
         worker, which, step, env = place
+        _require("--env", env, range(config.env.num_envs))
         if EVERYBODY in workers:
+            _require("--worker", worker, range(envs // config.env.num_envs))
             worker, env = EVERYBODY, worker * config.env.num_envs + env
         made = {rollout.number: at for at, rollout in enumerate(taken) if rollout.worker == worker}
         _require("--worker", worker, workers)
         _require("--rollout", which, made)
         _require("--step", step, range(steps))
-        _require("--env", env, range(envs))
         number = (made[which] * steps + step) * envs + env + 1
     _require("NUMBER", number, range(1, len(taken) * steps * envs + 1))
     before, env = divmod(number - 1, envs)

@@ -23,6 +23,7 @@ from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.tensors.digest import digest
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
 from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.vectors import box_of
 from rlsync.workers.worker import seed_all
 
 Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
@@ -42,8 +43,8 @@ def make_env(config: EnvConfig) -> EnvBase:
 
 def _one(config: EnvConfig) -> gymnasium.Env:
     env = gymnasium.make(config.id, **{"disable_env_checker": True, **config.kwargs})
-    space = env.observation_space
-    if not isinstance(space, Box) or space.dtype != np.float64:
+    space = box_of(env, env.observation_space, config.id)
+    if space.dtype == np.float32:
         return env
     narrow = Box(space.low.astype(np.float32), space.high.astype(np.float32))  # as networks and updates are
     return TransformObservation(env, lambda seen: seen.astype(np.float32), narrow)

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 #: numbers.
 Call = Callable[[bool], Sequence[Tensor]]
 
-#: With more leaves than this, gradients of one call speak for most of them.
-_MANY = 24
-#: Calls after which leaves are not examined any more, where gradients do not speak for them.
-_AT_MOST = 200
+_MANY = 24  #: with more leaves than this, gradients of one call speak for most of them
+_AT_MOST = 200  #: calls after which leaves are not examined any more, where gradients do not speak for them
 
 
 @dataclass(frozen=True, slots=True)

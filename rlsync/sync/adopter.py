@@ -24,8 +24,7 @@ from rlsync.transport.contract import Handle, Note, Subscriber
 
 Adopt = Literal["alias", "copy"]
 
-#: How often a worker looks whether its learner lives.
-LEARNER_WATCH_S = 1.0
+LEARNER_WATCH_S = 1.0  #: how often a worker looks whether its learner lives
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from rlsync.sync.families import UNKNOWN, end_group
 
 T = TypeVar("T")
 
-#: A wait for processes looks this often whether they still live, seconds.
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.1  #: a wait for processes looks this often whether they still live, seconds
 
 #: What the learner does, in errors, until its workers are ready.
 STARTING = "starting the workers of a collector"

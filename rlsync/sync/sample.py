@@ -26,10 +26,8 @@ from rlsync.transport.rules import Key
 #: The leaves of a version.
 Image = Mapping[Key, Tensor]
 
-#: A sample must fit into a note; see ``NOTE_BYTES`` of the board.
-_SAMPLE_BYTES = 900_000
-#: Of so many parts of a policy, the outermost first, calls are recorded.
-_PARTS = 48
+_SAMPLE_BYTES = 900_000  #: a sample must fit into a note; see ``NOTE_BYTES`` of the board
+_PARTS = 48  #: of so many parts of a policy, the outermost first, calls are recorded
 #: A sample is of one of so many calls at the beginning of a rollout: episodes may begin where rollouts do.
 _CALLS = 7
 

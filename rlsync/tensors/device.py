@@ -26,8 +26,7 @@ from rlsync.tensors.sharded import own_part
 #: Devices whose copies are done when the call returns: torch has no streams for them.
 _WITHOUT_STREAMS = frozenset({"cpu", "meta", "mps"})
 
-#: The flag of cudaHostRegister for memory that this process must not write to.
-_READ_ONLY = 8
+_READ_ONLY = 8  #: the flag of cudaHostRegister for memory that this process must not write to
 
 _log = logging.getLogger(__name__)
 _is_cpu = attrgetter("is_cpu")
@@ -135,8 +134,7 @@ def shared_memory(tensors: Iterable[Tensor]) -> Tensor | None:
     return flat.set_(storage, first - storage.data_ptr(), (end - first,))  # type: ignore[call-overload]
 
 
-#: Where memory begins that was mapped, and stays until :func:`unmapped`.
-_mapped: set[int] = set()
+_mapped: set[int] = set()  #: where memory begins that was mapped, and stays until :func:`unmapped`
 
 #: Whether CUDA took mapped memory that was to be pinned, by process (a child inherits none) and address.
 _asked_to_pin: dict[tuple[int, int], bool] = {}
@@ -231,8 +229,7 @@ def _span(tensor: Tensor) -> tuple[int, int, torch.device] | None:
 #: Parameter numbers of mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-#: The largest value that glibc accepts.
-_LARGEST_MMAP_THRESHOLD = 32 << 20
+_LARGEST_MMAP_THRESHOLD = 32 << 20  #: the largest value that glibc accepts
 
 
 def affine_cores() -> int:

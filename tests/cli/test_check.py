@@ -312,6 +312,13 @@ def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixtu
     assert f"resume={taken}" in error["cure"]
 
 
+def test_a_folder_that_no_run_can_write_to_is_told_before_one_begins(capsys, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        (error,) = checked(capsys, f"run_dir={folder}")
+        assert error["what"] == f"a run cannot write into {tmp_path / 'file'}"
+
+
 @pytest.mark.parametrize("value", ["0", "-0.5", "nan", "inf"])
 @pytest.mark.one_case
 def test_a_ratio_that_cannot_be_is_told_once_by_its_key(

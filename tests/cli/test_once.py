@@ -134,3 +134,17 @@ def test_a_builder_called_from_python_checks_and_probes_once(here: Path, counted
     ppo.RECIPE.build(config).shutdown()
     assert made(file)[0] == 1
     assert counted == {"checked": 1}
+
+
+def test_a_run_has_the_folder_that_it_is_given_whatever_its_name(here: Path) -> None:
+    train(here, *PPO, "run_dir='Läufe, alle/ünö=1'")
+    assert (here / "Läufe, alle" / "ünö=1" / "config.yaml").is_file()
+
+
+def test_a_sweep_that_ends_early_says_which_jobs_were_not_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlsync.cli.train.train_job", lambda job: 130 * (job.config.seed == 1))
+    with pytest.raises(SystemExit, match="130"):
+        main(["train", "-m", "seed=0,1,2", *PPO])
+    assert capsys.readouterr().err.endswith("the sweep ends with its job 1: none after it is run\n")

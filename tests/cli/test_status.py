@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from rlsync.cli.main import main
-from rlsync.cli.status import RUNNING, Ended, RunStatus
+from rlsync.cli.status import KILLED, NO_BOARD, RUNNING, Ended, RunStatus, status_of
 from rlsync.cli.watch import View
 from rlsync.recipes.run_files import BOARD, RESOLVED, STATISTICS, RunStatistics
 from rlsync.transport.board import BoardReader
@@ -169,6 +169,13 @@ def test_a_view_has_the_rate_of_each_worker_since_the_oldest_statistics(tmp_path
         ["0", "40", "running", "3", "0", "50"],
         ["1", "41", "running", "2", "1", "100"],
     ]
+
+
+def test_a_run_that_has_lost_how_it_ended_counts_as_killed(tmp_path: Path) -> None:
+    (tmp_path / RESOLVED).touch()
+    assert status_of(tmp_path).state == NO_BOARD
+    statistics_after(2, 100, {}).write(tmp_path)
+    assert status_of(tmp_path).state == KILLED
 
 
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (130, 1)])

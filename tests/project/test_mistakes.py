@@ -77,6 +77,7 @@ TYPED: dict[str, dict[str, str]] = {
     "a map in braces": {"sync.map={policy:x}": "'sync.map=[{destination:policy,source:PATH}]'"},
     "a path for a map": {"sync.map=loss_module.actor_network": "sync.map.0.source=PATH"},
     "an option that is a key": {"--seed=3": "keys have no dashes: seed=3"},
+    "a key that looks like an option": {"--resume=x": "keys have no dashes: resume=x"},
     "an option with a typo": {"--config-dr": "did you mean '--config-dir'?"},
 }
 
@@ -93,6 +94,7 @@ VERBS = {
     "explain nofile.py:build": "no file 'nofile.py'",
     "doctor --trainer nofile.py": "give FILE.py:FUNCTION",
     "plan recipe.total_frames=0": "give a number > 0",
+    "plan --plot plan.xyz": "where  plan.xyz\n  cure   end it in .png",
 }
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -34,7 +36,7 @@ from rlsync.recipes import sac, td3
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import APART, acting_of
 from rlsync.recipes.hooks.steering import EpisodeReturns, KeepPace
-from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.registry import recipe_named, recipe_of
 from rlsync.recipes.replay.memory import with_n_step_returns
 from rlsync.recipes.replay.settings import OffPolicyConfig, PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
@@ -47,7 +49,7 @@ from rlsync.recipes.settings import (
     RouteConfig,
     SyncConfig,
 )
-from rlsync.recipes.spaces import BOX, Spaces
+from rlsync.recipes.spaces import BOX, DISCRETE, Spaces, make_env
 from rlsync.recipes.td3 import TD3Config
 from rlsync.recipes.timeline import Iteration, rounds
 from rlsync.torchrl_plugin.compat.trainers import optimizers, registered_modules
@@ -419,7 +421,6 @@ def test_one_step_leaves_a_batch_alone() -> None:
         ("sac", "CartPole-v1", "its action is OneHot"),
         ("td3", "CartPole-v1", "its action is OneHot"),
         ("dqn", "Pendulum-v1", "its action is Bounded"),
-        ("sac", "Blackjack-v1", "its action is OneHot"),
     ],
 )
 def test_an_environment_with_other_actions_is_refused_with_examples(name: str, env: str, why: str) -> None:
@@ -428,6 +429,40 @@ def test_an_environment_with_other_actions_is_refused_with_examples(name: str, e
         recipe_of(config).probe(EnvConfig(env))
     assert why in refused.value.where
     assert "-v" in refused.value.cure
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "space"),
+    [
+        ("ppo", "FrozenLake-v1", "Discrete"),
+        ("dqn", "FrozenLake-v1", "Discrete"),
+        ("sac", "Blackjack-v1", "Tuple"),
+    ],
+)
+def test_observations_that_are_no_arrays_are_refused_with_what_makes_them_some(name, env, space) -> None:
+    with pytest.raises(ConfigError, match=f"{env!r} gives observations of {space}") as refused:
+        recipe_named(name).probe(EnvConfig(env))
+    assert "FlattenObservation" in refused.value.cure
+
+
+def test_networks_get_whole_numbers_as_they_do_others() -> None:
+    gymnasium.register("Counted-v0", lambda: Counted())
+    try:
+        config = EnvConfig("Counted-v0")
+        assert DISCRETE.probe(config).observation_dtype is torch.float32
+        env = make_env(config)
+        assert env.reset()["observation"].tolist() == [3.0, 4.0]
+        assert env.observation_spec["observation"].dtype is torch.float32
+    finally:
+        del gymnasium.registry["Counted-v0"]
+
+
+class Counted(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(0, 9, (2,), np.int64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.array([3, 4]), {}
 
 
 # --------------------------------------------------------------------------------------- resumed

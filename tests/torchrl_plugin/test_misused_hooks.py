@@ -24,6 +24,7 @@ from rlsync import (
     LogReceipts,
     NothingLearns,
     NothingPublished,
+    RecordSchedule,
     RlsyncWarning,
     StepsAhead,
     SyncWeights,
@@ -450,3 +451,18 @@ def test_the_collectors_own_copy_as_a_source_is_warned_of(trainer: Trainer) -> N
 def test_receipts_in_a_folder_that_is_not_there_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no folder .*nowhere"):
         SyncWeights(MAP, receipts_file=tmp_path / "nowhere" / "receipts.jsonl")
+
+
+def test_a_folder_where_a_file_is_named_is_refused_before_anything_runs(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    with pytest.raises(ConfigError, match=" is a folder\n  where  receipts_file="):
+        SyncWeights(MAP, receipts_file=tmp_path)
+    with pytest.raises(ConfigError, match=" is a folder\n  where  versions_file"):
+        SyncWeights(MAP, versions_file=tmp_path).register(trainer)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5])
+def test_a_schedule_that_would_digest_no_version_is_refused(tmp_path: Path, every) -> None:
+    with pytest.raises(ConfigError, match=rf"RecordSchedule\(every={every}\)"):
+        RecordSchedule(SyncWeights(MAP), tmp_path / "schedule.bin", every=every)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import hydra
@@ -55,6 +55,8 @@ def read(arguments: list[str]) -> CommandLine:
     if unknown:
         option, bare = unknown[0].partition("=")[0], unknown[0].lstrip("-")
         near = nearest_name(option, (name for action in parser._actions for name in action.option_strings))
+        if bare.partition("=")[0] in {each.name for each in fields(own_hydra.settings.Config)}:
+            near = ""
         cure = did_you_mean(near) or f"keys have no dashes: {bare if '=' in bare else f'{bare}=...'}"
         raise ConfigError(f"no option {option!r}", "the command line", cure)
     errors: list[ConfigError] = []

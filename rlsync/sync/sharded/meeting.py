@@ -117,8 +117,7 @@ def _readable(descriptors: list[int], timeout_s: float) -> set[int]:
     return {descriptor for descriptor, _ in poll.poll(timeout_s * 1e3)}
 
 
-#: How long ranks wait for each other, unless they say otherwise.
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  #: how long ranks wait for each other, unless they say otherwise
 _LOOK_EVERY_S = 0.02
 
 

@@ -19,8 +19,7 @@ from torchrl.weight_update import RayWeightSyncScheme
 
 from rlsync.torchrl_plugin.compat import in_place_of, present
 
-#: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner.
-FIRST_RANK = 1
+FIRST_RANK = 1  #: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner
 
 #: A collector whose workers may be on other hosts, with whatever scheme.
 Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector

@@ -31,8 +31,7 @@ T = TypeVar("T")
 #: A collector that lives in the learner's process, its environments perhaps not.
 LocalCollector: TypeAlias = Collector | AsyncBatchedCollector
 
-#: How long the exit of a killed process may take to be seen, seconds.
-_SEEN_WITHIN_S = 2.0
+_SEEN_WITHIN_S = 2.0  #: how long the exit of a killed process may take to be seen, seconds
 
 
 class FramesMadeHere:

@@ -62,8 +62,8 @@ class RecordSchedule(TrainerHookBase):
             update of this life that was made so.
 
     Raises:
-        ConfigError: at :meth:`register`: the file is no schedule, or damaged; or ``sync`` is bound to another
-            trainer.
+        ConfigError: ``every`` is wrong. At :meth:`register`: the file is no schedule, or damaged; or ``sync``
+            is bound to another trainer.
 
     Example:
         >>> from rlsync import RecordSchedule, SyncWeights
@@ -81,6 +81,9 @@ class RecordSchedule(TrainerHookBase):
         facts: Mapping[str, Any] | None = None,
         way: Callable[[], str | None] | None = None,
     ) -> None:
+        if not isinstance(every, int) or every < 1:
+            what = f"versions are digested every so many, a whole number of at least 1; got {every!r}"
+            raise ConfigError(what, f"RecordSchedule(every={every!r})", "for example every=100")
         self.sync, self.file, self._every, self._facts = sync, Path(file), every, facts or {}
         self._way, self._updates = way, 0  # updates of this life
         self._last_way: str | None = None

@@ -26,11 +26,9 @@ from rlsync.transport.relay.image import ImageBuffer
 from rlsync.transport.relay.mailbox import Message, Reply
 from rlsync.transport.rules import await_adoption, whole
 
-#: How old the nodes' reports may be when the learner reads of their workers.
-_FRESH_S = 0.2
+_FRESH_S = 0.2  #: how old the nodes' reports may be when the learner reads of their workers
 
-#: A worker whose node has not reported for so long is not known to act any more.
-_SILENT_S = 15.0
+_SILENT_S = 15.0  #: a worker whose node has not reported for so long is not known to act any more
 
 
 class Actors:

@@ -13,11 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlsync.transport.relay.mailbox import Mailbox, Message, Reply, Request
 
-#: A mailbox answers a node that asks after at most so many seconds.
-LONG_POLL_S = 5.0
+LONG_POLL_S = 5.0  #: a mailbox answers a node that asks after at most so many seconds
 
-#: Calls that the mailbox may have open at once: one or two for each node.
-_OPEN_CALLS = 4096
+_OPEN_CALLS = 4096  #: calls that the mailbox may have open at once: one or two for each node
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,9 @@ from rlsync.transport.relay.ends import Agent
 from rlsync.transport.relay.image import Image
 from rlsync.transport.relay.mailbox import Message
 
-#: How often a receiver looks at its board, and at whether it is to end.
-_LOOK_S = 0.05
+_LOOK_S = 0.05  #: how often a receiver looks at its board, and at whether it is to end
 
-#: How often it repeats its report to the learner: the mailbox may have been killed.
-_REPORT_AGAIN_S = 2.0
+_REPORT_AGAIN_S = 2.0  #: how often it repeats its report to the learner: the mailbox may have been killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +209,7 @@ def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-#: How long a worker waits for its first version when it attaches, seconds.
-FIRST_VERSION_WITHIN_S = 120.0
+FIRST_VERSION_WITHIN_S = 120.0  #: how long a worker waits for its first version when it attaches, seconds
 
 
 @dataclass(frozen=True, slots=True)

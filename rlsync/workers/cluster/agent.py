@@ -27,8 +27,7 @@ _TURN_TIMEOUT_S = 60.0
 _LOOK_FOR_THE_LEARNER_S = 1.0
 _LOOK_FOR_A_VERSION_S = 0.01
 
-#: Numbers of calls that one learner may use.
-_CALLS_OF_A_LEARNER = 1 << 40
+_CALLS_OF_A_LEARNER = 1 << 40  #: numbers of calls that one learner may use
 
 
 def has_version(receiver: NodeReceiver, timeout_s: float) -> bool:

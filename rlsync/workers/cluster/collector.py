@@ -41,11 +41,9 @@ from rlsync.workers.rollout_collector import RolloutCollector, check_settings
 from rlsync.workers.supervision import Restarts
 from rlsync.workers.worker import CollectSettings
 
-#: The seeds of a node's next agent lie this far from those of the agent before.
-_SEEDS_APART = 15_485_863
+_SEEDS_APART = 15_485_863  #: the seeds of a node's next agent lie this far from those of the agent before
 
-#: Threads of an agent, besides those of open calls for rollouts.
-_THREADS_BESIDE = 4
+_THREADS_BESIDE = 4  #: threads of an agent, besides those of open calls for rollouts
 
 
 class ClusterCollector(RolloutCollector):

@@ -25,8 +25,7 @@ _NAMESPACE = "rlsync"
 
 _LOOK_S = 0.2
 
-#: How long an agent that lives may take to answer.
-_ANSWER_S = 30.0
+_ANSWER_S = 30.0  #: how long an agent that lives may take to answer
 
 
 @dataclass(frozen=True, slots=True)

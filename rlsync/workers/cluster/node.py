@@ -22,13 +22,10 @@ from rlsync.workers.cluster.job import AgentState
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
 ANSWER_WITHIN_S = 2.0
 
-#: How long killed processes may take to be gone.
-_GONE_WITHIN_S = 5.0
-#: How long Ray may take to end an agent that does not answer it.
-_ENDED_WITHIN_S = 2.0
+_GONE_WITHIN_S = 5.0  #: how long killed processes may take to be gone
+_ENDED_WITHIN_S = 2.0  #: how long Ray may take to end an agent that does not answer it
 
-#: What a ring says before anything happened.
-NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)  #: what a ring says before anything happened
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,12 @@ from rlsync.workers.supervision import Pauses, Restarts
 
 _log = logging.getLogger(__name__)
 
-#: How often the learner asks Ray which nodes there are.
-_ASK_RAY_EVERY_S = 1.0
+_ASK_RAY_EVERY_S = 1.0  #: how often the learner asks Ray which nodes there are
 
 #: How long the GCS may be gone. After a minute Ray ends its processes, this one too.
 _GCS_BACK_WITHIN_S = 15.0
 
-#: How long an agent may take to end itself beyond what its workers may take.
-_END_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 5.0  #: how long an agent may take to end itself beyond what its workers may take
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,9 @@ from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import write_whole
 from rlsync.transport.contract import ReaderStatus
 
-#: How long a cluster may take to accept a connection.
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0  #: how long a cluster may take to accept a connection
 
-#: Where errors say that an address stands.
-ADDRESS_KEY = "cluster.address"
+ADDRESS_KEY = "cluster.address"  #: where errors say that an address stands
 
 #: A Ray that is started here. By itself it gives its processes, and so the workers, a low priority (nice 15):
 #: beside a learner on the same machine they would hardly act.

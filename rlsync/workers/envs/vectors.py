@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import Env, Space
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
@@ -62,21 +63,26 @@ class Envs(ABC):
         """Close the environments."""
 
 
+def box_of(envs: Env[Any, Any] | VectorEnv[Any, Any, Any], space: Space[Any], name: str) -> Box:
+    """The space of their observations; if these are no arrays they are closed, with a ConfigError."""
+    if isinstance(space, Box):
+        return space
+    envs.close()
+    cure = "wrap it so that they are arrays (gymnasium.wrappers.FlattenObservation)"
+    raise ConfigError(f"{name!r} gives observations of {space}", "environment", cure)
+
+
 class VectorEnvs(Envs):
     """A gymnasium vector environment that resets in the step that ends an episode; another one is refused."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
         mode = envs.metadata.get("autoreset_mode")
-        space = envs.single_observation_space
         if mode is not AutoresetMode.SAME_STEP:
             envs.close()
             what = f"{name!r} does not reset in the step that ends an episode: its mode is {mode}"
             cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
             raise ConfigError(what, "environment", cure)
-        if not isinstance(space, Box):
-            envs.close()
-            cure = "wrap it so that they are arrays (gymnasium.wrappers.FlattenObservation)"
-            raise ConfigError(f"{name!r} gives observations of {space}", "environment", cure)
+        space = box_of(envs, envs.single_observation_space, name)
         # Most environments give pixels as [H, W, C]; those that stack frames give [C, H, W].
         drawn = space.dtype == np.uint8 and len(space.shape) == 3
         self._channels_behind = drawn and space.shape[-1] <= min(4, space.shape[0])
