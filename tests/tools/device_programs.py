@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import runpy
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -93,6 +94,9 @@ def after_the_publish(device: torch.device) -> None:
         for buffer in learners[:2]:
             buffer.fill_(2)
             buffer.cpu()  # the learner may even wait until its write is done
+        read = [weakref.ref(learners[0]), weakref.ref(learners[2])]
+        del learners, buffer
+        assert all(ref() is not None for ref in read), "their memory would be used for something else"
         copy.finish()
         assert [low_high(leaf) for leaf in slot] == [(1, 1)] * 4, list(map(low_high, slot))
 
