@@ -66,8 +66,9 @@ def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(installed_by_pip), str(ROOT))))
     # Not forked: tests/laws imports the shipped tests, and they list the transports when they are imported.
     words = ("-q", "--pyargs", "rlsync.testing", "-k", "tcp", "-p", "no:cacheprovider")
-    told = fresh_python("-m", "pytest", *words, cwd=tmp_path, check=False).stdout
-    assert re.search(r"^2\d passed, \d+ deselected", told, re.M), told
+    done = fresh_python("-m", "pytest", *words, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^2\d passed, \d+ deselected", done.stdout, re.M), done.stdout
 
 
 @pytest.mark.slow
