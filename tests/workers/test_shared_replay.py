@@ -140,6 +140,25 @@ def test_a_row_whose_writer_is_killed_before_it_is_locked_is_not_drawn(handle: S
     assert drawn_numbers(reader, 1) <= set(range(8)) - set(killed)
 
 
+def test_a_block_that_another_agent_fills_before_it_is_locked_is_not_taken_again(
+    handle: SharedReplayHandle,
+) -> None:
+    one, other = opened(handle, (0,)), opened(handle, (0,))
+    for number in range(8):
+        one.extend(numbered(number, number))
+    lock, begun = one._file.try_lock, []
+
+    def fill_then_lock(at: int, *, exclusive: bool) -> bool:
+        if not begun:
+            begun.append(at)
+            other.extend(numbered(8, 8))
+        return lock(at, exclusive=exclusive)
+
+    one._file.try_lock = fill_then_lock  # type: ignore[method-assign]
+    one.extend(numbered(9, 9))
+    assert drawn_numbers(other) == set(range(2, 10)), "the two oldest are gone"
+
+
 def test_a_rollout_that_does_not_fit_leaves_no_row(handle: SharedReplayHandle) -> None:
     replay = opened(handle)
     with pytest.raises(RuntimeError, match="must match"):
