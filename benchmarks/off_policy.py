@@ -104,6 +104,7 @@ def rates_of(algorithm: str, env: str) -> Table:
     contenders = {
         "rlsync-async": paced(algorithm, env, "async"),
         "rlsync-sync": paced(algorithm, env, "sync"),
+        "rlsync-eager": paced(algorithm, env, "async", "--compile", "off"),
         "rlsync-bfloat16": paced(algorithm, env, "async", "--update-dtype", "bfloat16"),
         PEER: sb3(algorithm, env),
     }

@@ -29,11 +29,12 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=1_000)
     parser.add_argument("--collector", choices=["sync", "async"], default="async")
     parser.add_argument("--update-dtype", default="float32")
+    parser.add_argument("--compile", default="auto")
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     build, settings = RECIPES[options.algorithm]
-    pace, dtype = PaceConfig(prefill=options.prefill), options.update_dtype
-    recipe = settings(total_frames=NEVER, lr=1e-3, pace=pace, update_dtype=dtype)
+    pace, way = PaceConfig(prefill=options.prefill), options.compile
+    recipe = settings(total_frames=NEVER, lr=1e-3, pace=pace, update_dtype=options.update_dtype, compile=way)
     run(build, options.env, CollectorConfig(options.collector, 1, 64), recipe, options.seconds)
 
 

@@ -76,7 +76,6 @@ def test_the_next_publish_waits_for_the_one_before(board: CountedBoard) -> None:
     assert [low_high([view]) for view in board.newest_views()] == [(3.0, 3.0)] * 2
 
 
-@pytest.mark.one_case
 @pytest.mark.parametrize("wait_first", [False, True])
 def test_writing_to_weights_that_are_being_copied_is_an_error_and_never_goes_unnoticed(
     board: CountedBoard, wait_first: bool
