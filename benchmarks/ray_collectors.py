@@ -43,8 +43,9 @@ from torchrl.collectors.distributed import RayCollector
 from rlsync import NodeBoardScheme, RayBoardScheme
 from rlsync.core.errors import first_line
 from rlsync.recipes.registry import recipe_named
-from rlsync.recipes.run import Run, make_env
+from rlsync.recipes.run import Run
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
+from rlsync.recipes.spaces import make_env
 
 NODES, WORKERS, ENVS, FRAMES = 3, 2, 16, 640
 STORE_MB = 100

@@ -53,7 +53,10 @@ SAMPLE_FACTORY = PeerVenv(
         "opencv-python<4.12",  # later ones want numpy 2
     ),
 )
-STABLE_BASELINES = PeerVenv("stable_baselines3", ("torch==2.13.0", "stable-baselines3==2.9.2"))
+STABLE_BASELINES = PeerVenv(
+    "stable_baselines3",
+    ("torch==2.13.0", "stable-baselines3==2.9.2", "mujoco>=3.1,<4", "imageio>=2.31"),
+)
 RLLIB = PeerVenv(
     "rllib",
     ("torch==2.13.0", "ray[rllib]==2.60.0", "gymnasium==1.2.2", "ale-py==0.12.1", "opencv-python-headless"),

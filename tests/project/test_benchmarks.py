@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import runpy
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -422,3 +424,11 @@ def test_what_fails_with_a_board_only_is_told_from_what_fails_with_stamps(tmp_pa
     assert default.endswith("stock passed stamped passed board failed")
     (key,) = (line for line in told if "test_a_key:" in line)
     assert key.endswith("stock passed stamped failed board failed")
+
+
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.rglob("*.py")), ids=lambda script: script.stem)
+def test_what_a_benchmark_takes_from_rlsync_is_there(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("rlsync", "tests"):
+            for name in (alias.name for alias in node.names):
+                assert hasattr(import_module(str(node.module)), name) or find_spec(f"{node.module}.{name}")
