@@ -55,7 +55,7 @@ SAMPLE_FACTORY = PeerVenv(
 )
 STABLE_BASELINES = PeerVenv(
     "stable_baselines3",
-    ("torch==2.13.0", "stable-baselines3==2.9.2", "mujoco>=3.1,<4", "imageio>=2.31"),
+    ("torch==2.13.0", "stable-baselines3==2.9.2", "mujoco>=3.1,<4", "imageio>=2.31", "packaging"),
 )
 RLLIB = PeerVenv(
     "rllib",
