@@ -120,16 +120,18 @@ def examined(
 
 
 def require_free_folder(job: Job) -> None:
-    """Refuse a ``run_dir`` that another run has written to: its curves and receipts would be mixed."""
+    """Refuse a ``run_dir`` that cannot be written to, or where another run's curves would be mixed in."""
     run_dir = job.config.run_dir
-    place = next(each for each in Path(run_dir or "", "it").absolute().parents if each.exists())
+    if run_dir is None:  # Hydra names one
+        return
+    place = next(each for each in Path(run_dir, "it").absolute().parents if each.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
         cure = "name a folder that you may write to"
         raise ConfigError(f"a run cannot write into {place}", f"run_dir={run_dir}", cure)
-    if run_dir is not None and (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
+    if (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
         cure = "wait until that run has ended, stop it, or give another folder"
         raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)
-    if run_dir is None or job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
+    if job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
         return
     cure = f"give another folder, or resume={run_dir} to go on with that run"
     raise ConfigError(f"the folder {run_dir!r} holds another run", f"run_dir={run_dir}", cure)

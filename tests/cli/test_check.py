@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing.process
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -312,11 +313,15 @@ def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixtu
     assert f"resume={taken}" in error["cure"]
 
 
-def test_a_folder_that_no_run_can_write_to_is_told_before_one_begins(capsys, tmp_path: Path) -> None:
+def test_a_folder_that_no_run_can_write_to_is_told_before_one_begins(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         (error,) = checked(capsys, f"run_dir={folder}")
         assert error["what"] == f"a run cannot write into {tmp_path / 'file'}"
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert not checked(capsys, "hydra.run.dir=elsewhere"), "the run is not written here"
 
 
 @pytest.mark.parametrize("value", ["0", "-0.5", "nan", "inf"])
