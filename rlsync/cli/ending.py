@@ -98,8 +98,7 @@ class Ending:
 #: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
-#: In the pipe of signal numbers: there come no more.
-_END = 0
+_END = 0  #: in the pipe of signal numbers: there come no more
 
 
 class Interrupts:

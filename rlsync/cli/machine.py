@@ -40,8 +40,7 @@ def worst(findings: list[Finding]) -> Grade:
     return max((f.verdict for f in findings), key=order.index, default="ok")
 
 
-#: Docker's default size of /dev/shm. A few batches of pixels fill it.
-_SMALL_SHM_BYTES = 64 * 2**20
+_SMALL_SHM_BYTES = 64 * 2**20  #: Docker's default size of /dev/shm; a few batches of pixels fill it
 #: TorchRL's own schemes use one or two descriptors for each tensor, its batches one for each field.
 _FEW_DESCRIPTORS = 1024
 _NEEDED_DESCRIPTORS = 128
@@ -207,8 +206,7 @@ def _limit(limit: int) -> str:
 
 
 _PACKAGE = "rlsync"
-#: Extras for people who work on rlsync itself.
-_NOT_FOR_USERS = ("dev", "docs")
+_NOT_FOR_USERS = ("dev", "docs")  #: extras for people who work on rlsync itself
 
 
 def packages() -> list[Finding]:

@@ -21,8 +21,7 @@ from rlsync.recipes.timeline import Timeline
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: Different dashes, so that both lines can be seen where they overlap.
-DASHES = ("-", "--", "-.", ":")
+DASHES = ("-", "--", "-.", ":")  #: different dashes, so that both lines can be seen where they overlap
 
 #: A curve with more points is drawn as medians of groups, with a band from the 5th to the 95th percentile.
 MOST_POINTS = 150
@@ -199,8 +198,7 @@ PANELS = (
     Panel("Bytes copied by a publish", FRAMES, "bytes", (BYTES,), _bytes),
 )
 
-#: The rows of a plan, from top to bottom.
-PHASES = ("prefill", "learning", "evaluation", "checkpoint")
+PHASES = ("prefill", "learning", "evaluation", "checkpoint")  #: the rows of a plan, from top to bottom
 #: More marks than these in a row are drawn as a bar, whose length says from when to when.
 MOST_MARKS = 200
 

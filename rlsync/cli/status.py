@@ -252,7 +252,10 @@ def learner_in(run: Path) -> int | None:
 
 def ended(run: Path) -> Ended | None:
     """How the run in this folder ended; None if it has not, or was killed."""
-    return record_in(run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed")
+    found = record_in(run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed")
+    if found is not None and found.checkpoint is not None:  # the folder may have moved since
+        found = replace(found, checkpoint=str(run / files.CHECKPOINT))
+    return found
 
 
 def at(timestamp: float) -> str:

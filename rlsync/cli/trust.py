@@ -25,8 +25,7 @@ from rlsync.recipes.run_files import STARTED
 if TYPE_CHECKING:  # imports torch: rlsync plot needs none of it
     from rlsync.recipes.settings import Config
 
-#: The flag that lets code run that a folder holds or names.
-FLAG = "--trust"
+FLAG = "--trust"  #: the flag that lets code run that a folder holds or names
 
 HELP = "load a checkpoint that cannot be checked, and code that another user's run holds or names"
 
@@ -34,8 +33,7 @@ HELP = "load a checkpoint that cannot be checked, and code that another user's r
 OF_ENV = ("env.id", "env.kwargs")
 CODE = (*OF_ENV, "cluster.address", "logger.kwargs")
 
-#: Files of a checkpoint that hold numbers and text alone.
-_DATA = (".json", ".memmap")
+_DATA = (".json", ".memmap")  #: files of a checkpoint that hold numbers and text alone
 _PICKLES = (".pickle", ".pkl")
 #: torch.load reads a file that begins otherwise by an older way, which runs code even with weights_only.
 _ZIP = b"PK\x03\x04"
@@ -144,13 +142,18 @@ def config_in(file: Path) -> DictConfig:
         if not isinstance(found, DictConfig):
             raise ValueError("it is no mapping")
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
-        what = f"cannot read the run's configuration: {first_line(error)}"
-        raise ConfigError(what, str(file), "use the rlsync that wrote it, and its recipe") from error
+        raise unreadable(error, file) from error
     for text in texts:
         if "${" in text or text != printable(text):
             what = f"a run's configuration has values alone, and this one has {text!r}"
             raise ConfigError(what, str(file), "write the value there")
     return found
+
+
+def unreadable(error: BaseException, file: Path) -> ConfigError:
+    """The error of a run's config that cannot be read."""
+    what = f"cannot read the run's configuration: {first_line(error)}"
+    return ConfigError(what, str(file), "use the rlsync that wrote it, and its recipe")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -19,8 +19,7 @@ LOGGERS = "rlsync.loggers"
 #: ``tcp = "my_package:TcpTransport"``: what makes a transport, without arguments.
 TRANSPORTS = "rlsync.transports"
 
-#: rlsync's own transport, the default.
-BOARD = "board"
+BOARD = "board"  #: rlsync's own transport, the default
 
 
 def has_package(name: str) -> bool:

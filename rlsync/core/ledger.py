@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.whole_file import record_in, write_whole
 
-#: Versions that a ledger remembers. Older ones have an unknown age.
-HISTORY = 4096
+HISTORY = 4096  #: Versions that a ledger remembers. Older ones have an unknown age.
 BLOCK = 1000  #: numbers that are reserved with one write of a file
 
 

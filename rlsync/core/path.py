@@ -245,6 +245,22 @@ def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> 
         raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")
 
 
+def check_count(what: str, given: object, least: int, where: str, cure: str) -> None:
+    """Refuse (ConfigError) all but a whole number of at least ``least``."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        raise ConfigError(f"{what} is a whole number of at least {least}, got {short(given)}", where, cure)
+
+
+def check_timeouts(who: str, *, may_be_none: bool = True, **seconds: object) -> None:
+    """Refuse (ConfigError) arguments of ``who`` that are no numbers of seconds above zero."""
+    cure = "for example 300.0; None waits for ever" if may_be_none else "for example 300.0"
+    for name, given in seconds.items():
+        number = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
+        if not number and not (given is None and may_be_none):
+            what = f"a timeout is a number of seconds above zero, got {short(given)}"
+            raise ConfigError(what, f"{who}({name}={short(given)})", cure)
+
+
 def short(value: object) -> str:
     """A value of the user's in at most one line: a module prints its whole tree."""
     line, _, more = repr(value).partition("\n")

@@ -37,8 +37,7 @@ from rlsync.core.errors import ConfigError
 
 MAGIC = b"RLSCHED\0"
 FORMAT = 1
-#: The worker of a rollout that all workers made together.
-EVERYBODY = 0xFFFF
+EVERYBODY = 0xFFFF  #: the worker of a rollout that all workers made together
 
 _TEXT, _CONSUMED, _DROPPED, _PUBLISH, _DIGESTS = range(5)
 _HEAD = struct.Struct("<8sII")

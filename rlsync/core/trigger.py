@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.path import check_count, did_you_mean, nearest_name
 
 Unit = Literal["batches", "frames", "optim_steps", "seconds"]
 UNITS: tuple[str, ...] = get_args(Unit)
@@ -135,9 +135,8 @@ class StepsAhead(Trigger):
     n: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 0:
-            what = f"steps ahead are a whole number, zero or more; got {self.n!r}"
-            raise ConfigError(what, f"StepsAhead({self.n!r})", "for example StepsAhead(50)")
+        where, cure = f"StepsAhead({self.n!r})", "for example StepsAhead(50)"
+        check_count("a number of steps ahead", self.n, 0, where, cure)
 
     def due(self, last: Counters, now: Counters) -> bool:
         return now.optim_steps - last.optim_steps > self.n

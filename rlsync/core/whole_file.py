@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 from rlsync.core.errors import ConfigError
@@ -35,9 +36,18 @@ def check_folder(file: Path, where: str | None = None) -> None:
     """ConfigError if ``file`` could not be written: because of its folder, or because it is one."""
     if file.is_dir():
         raise ConfigError(f"{file} is a folder", where or str(file), "name a file")
-    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-        what = "cannot write into" if file.parent.is_dir() else "there is no folder"
-        raise ConfigError(f"{what} {file.parent}", where or str(file), "name a file in another folder")
+    require_writable(file.parent, where or str(file), "name a file in another folder")
+
+
+def require_writable(folder: Path, where: str, cure: str) -> None:
+    """ConfigError with the machine's own reason if it does not let us write a file in ``folder``."""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if folder.exists():
+            raise ConfigError(f"cannot write into {folder}: {error.strerror}", where, cure) from error
+        raise ConfigError(f"there is no folder {folder}", where, cure) from error
 
 
 def flush(path: Path) -> None:

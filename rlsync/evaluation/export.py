@@ -25,8 +25,7 @@ from rlsync.workers import frames as keys
 from rlsync.workers.envs.vectors import Envs
 from rlsync.workers.player import State, check_fits
 
-#: How many observations a file is compared on.
-OBSERVATIONS = 1000
+OBSERVATIONS = 1000  #: how many observations a file is compared on
 
 #: Largest difference between numbers of the file and of the original, relative and absolute.
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5

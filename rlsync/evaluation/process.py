@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from dataclasses import asdict, dataclass, fields
+from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
     if not file.exists():
         return None
     try:
-        held = torch.load(file, map_location="cpu", weights_only=True)
+        held = torch.load(BytesIO(file.read_bytes()), map_location="cpu", weights_only=True)
         written = held.pop("digest", None)
         best = Best(**held)
         if not (isinstance(best.version, int) and isinstance(best.weights, dict)):

@@ -23,8 +23,7 @@ from rlsync.tensors.leaves import Leaves, is_tensordict, is_tensordict_params, u
 from rlsync.transport.contract import Note, Subscriber
 from rlsync.transport.rules import Key
 
-#: The leaves of a version.
-Image = Mapping[Key, Tensor]
+Image = Mapping[Key, Tensor]  #: the leaves of a version
 
 _SAMPLE_BYTES = 900_000  #: a sample must fit into a note; see ``NOTE_BYTES`` of the board
 _PARTS = 48  #: of so many parts of a policy, the outermost first, calls are recorded

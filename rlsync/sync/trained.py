@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from rlsync.core import errors
-from rlsync.core.path import Path, walk
+from rlsync.core.path import Path, check_count, walk
 from rlsync.core.plan import Route, listed
 from rlsync.sync.held import OF_EVERY_MODULE
 from rlsync.tensors.device import Covered
@@ -140,18 +140,16 @@ def _contents(value: object, path: str) -> Iterator[tuple[str, Tensor | nn.Modul
             yield from _contents(item, f"{path}.{key}".lstrip("."))
 
 
-#: After so many publishes in a row that sent the same weights there is a warning.
-UNCHANGED_PUBLISHES = 10
+UNCHANGED_PUBLISHES = 10  #: after so many publishes in a row that sent the same weights there is a warning
 _LEAST = 2
 
 
 def check_limit(publishes: int | None) -> None:
     """Refuse a limit of unchanged publishes that is neither ``None`` nor a whole number of at least 2."""
-    whole = isinstance(publishes, int) and not isinstance(publishes, bool)
-    if publishes is not None and (not whole or publishes < _LEAST):
-        what = f"a number of publishes in a row is a whole number of at least {_LEAST}, got {publishes!r}"
+    if publishes is not None:
         cure = f"for example {UNCHANGED_PUBLISHES}; None never warns"
-        raise errors.ConfigError(what, f"max_unchanged_publishes={publishes!r}", cure)
+        where = f"max_unchanged_publishes={publishes!r}"
+        check_count("a number of publishes in a row", publishes, _LEAST, where, cure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from rlsync.core.errors import LayoutMismatch
 #: A stretch of one dimension: where it begins in the part, where it begins in the whole leaf, its length.
 Stretch = tuple[int, int, int]
 
-#: A block of a leaf: one stretch for each dimension.
-Block = tuple[Stretch, ...]
+Block = tuple[Stretch, ...]  #: a block of a leaf: one stretch for each dimension
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backe
 from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import BOARD
 from rlsync.core.ledger import Ledger
+from rlsync.core.path import check_timeouts
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.processes import close_with_program, end_with_program
@@ -19,7 +20,6 @@ from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
 from rlsync.torchrl_plugin.compat.schemes import forget_sender, schemes_of, set_context
-from rlsync.torchrl_plugin.ending.watch import check_timeout
 from rlsync.torchrl_plugin.served import Served, served
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.torchrl_plugin.worker_scheme import ONE_VERSION, OWN_COLLECTORS, Link, WorkerScheme
@@ -176,7 +176,7 @@ class BoardScheme(WorkerScheme):
         super().__init__(adopt, adopt_at, prove=prove)
         if per_worker_weights:
             raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
-        check_timeout(silent_timeout_s, "BoardScheme")
+        check_timeouts("BoardScheme", start_timeout_s=start_timeout_s, silent_timeout_s=silent_timeout_s)
         self.start_timeout_s = start_timeout_s
         self.silent_timeout_s = silent_timeout_s
         self._first_worker = 0

@@ -13,8 +13,7 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.contract import ReaderStatus, Transport
 
-#: A destination and the name of one of its leaves.
-Key = tuple[str, str]
+Key = tuple[str, str]  #: a destination and the name of one of its leaves
 
 
 def check_newer(stamp: Stamp, newest: Stamp) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import check_timeouts
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.reader import BoardHandle
@@ -130,6 +131,8 @@ class UnrollCollector(RolloutCollector):
             start_method=start_method,
             silent_timeout_s=silent_timeout_s,
         )
+        timeouts = {"start_timeout_s": start_timeout_s, "silent_timeout_s": silent_timeout_s}
+        check_timeouts("UnrollCollector", may_be_none=False, **timeouts)
         counts = {"num_workers": num_workers, "rollouts_per_batch": rollouts_per_batch}
         check_settings(settings, counts, "UnrollCollector")
         if settings.slots < rollouts_per_batch:

@@ -19,6 +19,7 @@ from torchrl.collectors import BaseCollector
 
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError, RlsyncError
 from rlsync.core.ledger import Ledger
+from rlsync.core.path import check_choice, check_count
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.processes import end_with_program
@@ -242,12 +243,9 @@ def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: 
     """Refuse what workers cannot do, and a number below one, ``counts`` too, by its argument's name."""
     steps, envs, adopt = settings.shape.steps, settings.shape.num_envs, settings.adopt
     for name, value in {"steps": steps, "envs_per_worker": envs, **counts}.items():
-        if value < 1:
-            raise ConfigError(f"{name} is at least 1, got {value}", f"{where}({name}={value})", "")
+        check_count(name, value, 1, f"{where}({name}={value!r})", "")
     if settings.overlap and envs < 2:
         what = "one environment cannot be split in two"
         cure = "give two or more, or overlap=False"
         raise ConfigError(what, f"{where}(overlap=True, envs_per_worker={envs})", cure)
-    if adopt not in get_args(Adopt):
-        what = f"workers cannot adopt by {adopt!r}"
-        raise ConfigError(what, f"{where}(adopt={adopt!r})", f"give one of {', '.join(get_args(Adopt))}")
+    check_choice("adoption mode", adopt, get_args(Adopt), f"{where}(adopt={adopt!r})")

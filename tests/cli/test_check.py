@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing.process
-import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -319,9 +318,11 @@ def test_a_folder_that_no_run_can_write_to_is_told_before_one_begins(
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         (error,) = checked(capsys, f"run_dir={folder}")
-        assert error["what"] == f"a run cannot write into {tmp_path / 'file'}"
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    assert not checked(capsys, "hydra.run.dir=elsewhere"), "the run is not written here"
+        assert error["what"] == f"cannot write into {tmp_path / 'file'}: Not a directory"
+    monkeypatch.chdir("/proc")
+    (error,) = checked(capsys, "run_dir=run")
+    assert error["what"] == "cannot write into /proc: No such file or directory"
+    assert not checked(capsys, f"hydra.run.dir={tmp_path}/run"), "the run is not written here"
 
 
 @pytest.mark.parametrize("value", ["0", "-0.5", "nan", "inf"])

@@ -16,7 +16,7 @@ import pytest
 from rlsync.cli.main import main
 from rlsync.cli.status import KILLED, NO_BOARD, RUNNING, Ended, RunStatus, status_of
 from rlsync.cli.watch import View
-from rlsync.recipes.run_files import BOARD, RESOLVED, STATISTICS, RunStatistics
+from rlsync.recipes.run_files import BOARD, CHECKPOINT, RESOLVED, STATISTICS, RunStatistics
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board.format import EVALUATOR
 from rlsync.transport.contract import ReaderStatus
@@ -176,6 +176,13 @@ def test_a_run_that_has_lost_how_it_ended_counts_as_killed(tmp_path: Path) -> No
     assert status_of(tmp_path).state == NO_BOARD
     statistics_after(2, 100, {}).write(tmp_path)
     assert status_of(tmp_path).state == KILLED
+
+
+def test_a_run_that_was_moved_names_the_checkpoint_where_it_is_now(tmp_path: Path) -> None:
+    left = str(tmp_path / "before" / CHECKPOINT)
+    (tmp_path / "now").mkdir()
+    Ended("interrupted", "2026-11-20 18:00:00", 130, 512, 3, checkpoint=left).write(tmp_path / "now")
+    assert status_of(tmp_path / "now").told.endswith(f"\ncheckpoint {tmp_path / 'now' / CHECKPOINT}")
 
 
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (130, 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_no_flipped_bit_is_loaded(written: tuple[Path, Best]) -> None:
             assert loaded is not None
             assert loaded.digest() == best.digest()
     assert refused > 20
+
+
+def test_a_file_that_was_cut_is_refused_as_one(written: tuple[Path, Best]) -> None:
+    file, _ = written
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(ConfigError, match=r"cannot read the best version: .*archive"):
+        best_in(file)
 
 
 def test_an_empty_file_is_refused_with_a_reason(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ WRITTEN: dict[str, tuple[Callable[[Trainer], object], str]] = {
     ),
     "a bound that is no number of versions": (
         lambda _: BoundStaleness(SyncWeights(ACTOR), 1.5),
-        "a whole number of versions",
+        "in versions is a whole number of at least 0, got 1.5",
     ),
     "a number for verification": (
         lambda _: VerifySync(SyncWeights(ACTOR), 10),

@@ -82,6 +82,9 @@ def test_bfloat16_of_an_earlier_model_is_the_dtype_of_updates_now(run: Path) -> 
     found.recipe.model.bfloat16 = True
     OmegaConf.save(found, file)
     assert written(file).recipe.update_dtype == "bfloat16"
+    file.write_text(file.read_text().partition("recipe:")[0])
+    with pytest.raises(ConfigError, match="configuration: it names no recipe, so it was cut"):
+        written(file)
     found.recipe.model = "resnet"  # no section: as in a recipe of somebody's own
     OmegaConf.save(found, file)
     with pytest.raises(ConfigError, match="cannot read the run's configuration"):

@@ -207,7 +207,7 @@ def test_an_environment_without_the_primer_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"on_adoption": "forget"}, "nothing that can be done"), ({"window": 0}, "at least 1 step")],
+    [({"on_adoption": "forget"}, "no way to adopt 'forget'"), ({"window": 0}, "of at least 1, got 0")],
 )
 def test_wrong_arguments_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as wrong:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -462,7 +464,35 @@ def test_a_folder_where_a_file_is_named_is_refused_before_anything_runs(
         SyncWeights(MAP, versions_file=tmp_path).register(trainer)
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5])
-def test_a_schedule_that_would_digest_no_version_is_refused(tmp_path: Path, every) -> None:
-    with pytest.raises(ConfigError, match=rf"RecordSchedule\(every={every}\)"):
-        RecordSchedule(SyncWeights(MAP), tmp_path / "schedule.bin", every=every)
+@pytest.mark.parametrize("number", [-1, 1.5, "2", True, None])
+def test_a_number_that_cannot_be_is_refused_where_it_is_given(number: Any, tmp_path: Path) -> None:
+    sync = SyncWeights(MAP)
+    for where, make in {
+        "RecordSchedule(every=": lambda: RecordSchedule(sync, tmp_path / "schedule.bin", every=number),
+        "SyncWeights(history=": lambda: SyncWeights(MAP, history=number),
+        "BoundStaleness(max_versions=": lambda: BoundStaleness(sync, number),
+        "StepsAhead(": lambda: StepsAhead(number),
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            make()
+        assert "is a whole number of at least" in refused.value.what
+        assert refused.value.where == f"{where}{number!r})"
+    assert SyncWeights(MAP, history=0).receipts.maxlen == 0
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        RecordSchedule(sync, tmp_path / "schedule.bin", every=0)
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, math.nan, "2", True])
+def test_a_timeout_that_cannot_be_is_refused_where_it_is_given(seconds: Any) -> None:
+    for where, make in {
+        "BoardScheme(start_timeout_s=": lambda: BoardScheme(start_timeout_s=seconds),
+        "BoardScheme(silent_timeout_s=": lambda: BoardScheme(silent_timeout_s=seconds),
+        "WatchWorkers(silent_timeout_s=": lambda: WatchWorkers(seconds),
+        "VerifySync(timeout_s=": lambda: VerifySync(SyncWeights(MAP), timeout_s=seconds),
+    }.items():
+        with pytest.raises(ConfigError, match="a number of seconds above zero") as refused:
+            make()
+        assert refused.value.where == f"{where}{seconds!r})"
+    BoardScheme(start_timeout_s=None, silent_timeout_s=None)
+    with pytest.raises(ConfigError, match="VerifySync"):
+        VerifySync(SyncWeights(MAP), timeout_s=None)  # type: ignore[arg-type]

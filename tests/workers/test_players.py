@@ -485,7 +485,7 @@ def test_a_collector_that_waits_for_the_learner_is_refused_by_the_recipe() -> No
 
 def test_workers_cannot_adopt_in_a_third_way() -> None:
     with (
-        pytest.raises(ConfigError, match="cannot adopt by 'share'"),
+        pytest.raises(ConfigError, match="no adoption mode 'share'"),
         collecting(cartpole_net(), CARTPOLE, adopt="share"),
     ):
         pass

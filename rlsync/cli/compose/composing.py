@@ -36,8 +36,7 @@ BEFORE = "_resumed_run_"
 #: The key that tells which option of a group a config has. To choose that option again sets nothing.
 _TOLD_BY = {"env": "id", "collector": "kind", "cluster": "kind", "logger": "kind", "sync": "map"}
 
-#: The option that was chosen in each config group.
-Choices = Mapping[str, Any]
+Choices = Mapping[str, Any]  #: the option that was chosen in each config group
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +239,8 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
     found = trust.config_in(file)
     try:
         own, at = (OmegaConf.select(found, key) for key in ("config_dir", "recipe._recipe_"))
-        name = str(OmegaConf.select(found, "recipe.name"))
+        if not isinstance(name := OmegaConf.select(found, "recipe.name"), str):
+            raise trust.unreadable(ValueError("it names no recipe, so it was cut or changed"), file)
         named_here = config_dir is not None and (name, at) in own_hydra.named_in(config_dir).values()
         if at is not None and not named_here:
             if not trusted and not trust.is_mine(file.parent):
@@ -256,8 +256,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         _leave_out_what_has_gone(found, known)
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
     except (OmegaConfBaseException, OSError) as error:
-        what = f"cannot read the run's configuration: {first_line(error)}"
-        raise ConfigError(what, str(file), "use the rlsync that wrote it, and its recipe") from error
+        raise trust.unreadable(error, file) from error
     assert isinstance(config, Config)
     return config
 

@@ -28,8 +28,7 @@ from rlsync.recipes import registry, settings
 
 CONFIG_NAME = "train"
 
-#: Config group in which the types are kept; not a choice for users.
-SCHEMA = "schema"
+SCHEMA = "schema"  #: config group in which the types are kept; not a choice for users
 
 #: The types of a run's parts besides the recipe, by the names of their schemas.
 PARTS = {
@@ -59,8 +58,7 @@ class _Nodes(dict[str, Any]):
         return self  # which saves a quarter of the time
 
 
-#: What Hydra knows.
-_nodes = _Nodes()
+_nodes = _Nodes()  #: what Hydra knows
 
 
 def register(own: Path | None = None) -> dict[str, ConfigError]:

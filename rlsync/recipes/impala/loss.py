@@ -197,8 +197,7 @@ def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
 
 #: The diagnostics of every loss.
 DIAGNOSTICS = ("mean_rho", "clipped_fraction", "entropy", "explained_variance", "mean_value_target")
-#: Further diagnostics where there is a trust region.
-TRUST_DIAGNOSTICS = ("kl", "rejected_fraction")
+TRUST_DIAGNOSTICS = ("kl", "rejected_fraction")  #: further diagnostics where there is a trust region
 
 
 def _trust(

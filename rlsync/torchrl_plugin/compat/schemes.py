@@ -49,8 +49,7 @@ def around_updates(
             return type(self)._weight_update_impl(self, *args, **kwargs)
 
 
-#: Stands for a policy that holds no weights.
-_WITHOUT_WEIGHTS = nn.Module()
+_WITHOUT_WEIGHTS = nn.Module()  #: stands for a policy that holds no weights
 
 
 def weights_of(policy: object) -> object:

@@ -33,8 +33,7 @@ from rlsync.core.trigger import Counters
 from rlsync.torchrl_plugin.compat import in_place_of, present
 from rlsync.torchrl_plugin.compat.distributed import Remote
 
-#: What a Checkpoint calls a module of a trainer, before its name.
-_COMPONENT = "trainer_module."
+_COMPONENT = "trainer_module."  #: what a Checkpoint calls a module of a trainer, before its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +196,7 @@ def is_actors_turn(stepper: TD3OptimizationStepper) -> bool:
     return stepper._update_counter % stepper.policy_update_delay == 0
 
 
-#: Samplers without priorities.
-_ALIKE = (RandomSampler, SamplerWithoutReplacement)
+_ALIKE = (RandomSampler, SamplerWithoutReplacement)  #: samplers without priorities
 
 
 def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:

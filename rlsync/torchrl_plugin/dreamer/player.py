@@ -13,6 +13,7 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import check_choice, check_count
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.dreamer.map import parts_of_player, state_shapes
 
@@ -72,11 +73,8 @@ class DreamerPlayer(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         where = f"DreamerPlayer(on_adoption={on_adoption!r}, window={window!r})"
-        if on_adoption not in get_args(OnAdoption):
-            what = f"{on_adoption!r} is nothing that can be done with a state"
-            raise ConfigError(what, where, f"write one of {', '.join(map(repr, get_args(OnAdoption)))}")
-        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise ConfigError(f"a window is at least 1 step, got {window!r}", where, "for example window=64")
+        check_choice("way to adopt", on_adoption, get_args(OnAdoption), where)
+        check_count("a window of steps", window, 1, where, "for example window=64")
         parts = parts_of_player(player)
         self.player = player
         self.on_adoption: OnAdoption = on_adoption

@@ -14,7 +14,6 @@ from typing import Any
 from torchrl.collectors import AsyncBatchedCollector
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.core.path import short
 from rlsync.sync.families import end_group
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.sync.workers_publisher import WorkersPublisher
@@ -31,13 +30,6 @@ END_WITHIN_S = 5.0
 _DEAD_WITHIN_S = 1.0
 
 _watches: weakref.WeakKeyDictionary[WorkersPublisher, Watch] = weakref.WeakKeyDictionary()
-
-
-def check_timeout(silent_timeout_s: object, who: str) -> None:
-    if silent_timeout_s is None or (isinstance(silent_timeout_s, int | float) and silent_timeout_s > 0):
-        return
-    what = f"a timeout is a number of seconds above zero, got {short(silent_timeout_s)}"
-    raise ConfigError(what, f"{who}(silent_timeout_s=...)", "for example 300.0; None waits for ever")
 
 
 class Watch:

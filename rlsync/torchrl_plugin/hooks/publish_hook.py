@@ -16,7 +16,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.ledger import Ledger
-from rlsync.core.path import Path, parse
+from rlsync.core.path import Path, check_count, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.core.whole_file import check_folder
@@ -41,6 +41,8 @@ class PublishHook(TrainerHookBase):
         file = None if receipts_file is None else FilePath(receipts_file)
         if file is not None:
             check_folder(file, f"receipts_file={str(file)!r}")
+        where = f"{type(self).__name__}(history={history!r})"
+        check_count("the number of receipts that are kept", history, 0, where, "for example 1000")
         self.when = when
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)

@@ -20,6 +20,7 @@ from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollecto
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.path import check_count
 from rlsync.core.schedule import EVERYBODY, Comparison, Life, ScheduleWriter, compared, lives_in
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
@@ -81,9 +82,8 @@ class RecordSchedule(TrainerHookBase):
         facts: Mapping[str, Any] | None = None,
         way: Callable[[], str | None] | None = None,
     ) -> None:
-        if not isinstance(every, int) or every < 1:
-            what = f"versions are digested every so many, a whole number of at least 1; got {every!r}"
-            raise ConfigError(what, f"RecordSchedule(every={every!r})", "for example every=100")
+        where = f"RecordSchedule(every={every!r})"
+        check_count("how many versions share a digest", every, 1, where, "for example every=100")
         self.sync, self.file, self._every, self._facts = sync, Path(file), every, facts or {}
         self._way, self._updates = way, 0  # updates of this life
         self._last_way: str | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
-from rlsync.core.path import check_choice
+from rlsync.core.path import check_choice, check_count
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of
 from rlsync.torchrl_plugin.hooks.logs import Logs
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
@@ -73,10 +73,8 @@ class BoundStaleness(Logs, RegistersItself):
     def __init__(
         self, sync: SyncWeights, max_versions: int, action: Action = "drop", *, unknown: Unknown = "raise"
     ) -> None:
-        whole = isinstance(max_versions, int) and not isinstance(max_versions, bool)
-        if not whole or max_versions < 0:
-            what = f"a staleness bound is a whole number of versions, got {max_versions!r}"
-            raise ConfigError(what, f"BoundStaleness(max_versions={max_versions!r})", "for example 2")
+        where = f"BoundStaleness(max_versions={max_versions!r})"
+        check_count("a staleness bound in versions", max_versions, 0, where, "for example 2")
         for name, given, offered in (("action", action, Action), ("unknown", unknown, Unknown)):
             check_choice("action", given, get_args(offered), f"BoundStaleness({name}={given!r})")
         super().__init__(sync, "staleness")

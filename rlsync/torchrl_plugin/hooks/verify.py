@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, PublishError
-from rlsync.core.path import check_choice
+from rlsync.core.path import check_choice, check_timeouts
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Deviation, Found, Verification
@@ -99,6 +99,7 @@ class VerifySync(Logs):
         behaviour: Trigger | None = None,
     ) -> None:
         check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
+        check_timeouts("VerifySync", may_be_none=False, timeout_s=timeout_s)
         for name, trigger in (("when", when), ("behaviour", behaviour)):
             if trigger is not None and not isinstance(trigger, Trigger):
                 what = f"{name!r} is a trigger, got {type(trigger).__name__}"

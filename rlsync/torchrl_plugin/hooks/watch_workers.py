@@ -6,10 +6,11 @@ from torchrl.collectors import AsyncBatchedCollector, BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import check_timeouts
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors
-from rlsync.torchrl_plugin.ending.watch import Watch, check_timeout
+from rlsync.torchrl_plugin.ending.watch import Watch
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require
 
 
@@ -44,7 +45,7 @@ class WatchWorkers(RegistersItself):
     def __init__(
         self, silent_timeout_s: float | None = 300.0, *, collector: BaseCollector | None = None
     ) -> None:
-        check_timeout(silent_timeout_s, "WatchWorkers")
+        check_timeouts("WatchWorkers", silent_timeout_s=silent_timeout_s)
         self.silent_timeout_s = silent_timeout_s
         self.collector = collector
 

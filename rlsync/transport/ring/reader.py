@@ -30,6 +30,7 @@ from typing import get_args
 from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.path import check_choice
 from rlsync.tensors.layout import Layout
 from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import (
@@ -69,10 +70,8 @@ class RolloutRing:
     def __init__(self, layout: Layout, slots: int, writers: int, when_full: WhenFull = "block") -> None:
         _check_range("slots", slots, fmt.MAX_SLOTS)
         _check_range("writers", writers, fmt.MAX_WRITERS)
-        if when_full not in get_args(WhenFull):
-            what = f"a full rollout ring cannot {when_full!r}"
-            cure = f"give one of {', '.join(get_args(WhenFull))}"
-            raise ConfigError(what, f"RolloutRing(when_full={when_full!r})", cure)
+        where = f"RolloutRing(when_full={when_full!r})"
+        check_choice("way of a full rollout ring", when_full, get_args(WhenFull), where)
         self._when_full: WhenFull = when_full
         self._layout = layout
         self._slot_count = slots

@@ -22,8 +22,7 @@ class Pace:
     # the most updates at one time; what is owed beyond it is done later. None: no limit
     burst: int | None = None
     prefill: int = 0  # frames that are collected before the first update
-    # done before a resumed run changed the ratio
-    from_frames: int = 0
+    from_frames: int = 0  # done before a resumed run changed the ratio
     from_updates: int = 0
 
     def due(self, frames: int, updates: int) -> int:
