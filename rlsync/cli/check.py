@@ -73,7 +73,6 @@ def start_errors(job: Job) -> list[RlsyncError]:
         config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
         prepare_process()
         try:
-            job.recipe.player(config, job.spaces, deterministic=True)
             with shut_down(replace(job, config=config).build()) as trainer:
                 if config.env.names_module:
                     next(iter(trainer.collector))  # of an environment of one's own, a step may raise

@@ -53,15 +53,21 @@ class Job:
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
+        acts = self.recipe.player(self.config, self.spaces, deterministic=True).weights
         trainer = self.recipe.build(self.config, self.spaces, shared=self.shared)
-        device = Run(self.config).device
-        elsewhere = {str(p.device) for p in trainer.loss_module.parameters() if p.device != device}
+        device, loss = Run(self.config).device, trainer.loss_module
+        kept = getattr(loss, "actor_network", None) or getattr(loss, "value_network", None)
+        elsewhere = {str(p.device) for p in loss.parameters() if p.device != device}
         if elsewhere:
-            trainer.shutdown()
-            what = f"the recipe {self.recipe.name!r} trains on {', '.join(elsewhere)}, not on {device}"
+            where, what = "learner.device", f"trains on {', '.join(elsewhere)}, not on {device}"
             cure = "let its build() move the networks to run.device before it makes the loss"
-            raise ConfigError(what, "learner.device", cure)
-        return trainer
+        elif kept is not None and set(kept.state_dict()) != set(acts.state_dict()):
+            where, what = "acting", "returned another network there than the one that a checkpoint keeps"
+            cure = "let it return one like the loss module's actor_network, else like its value_network"
+        else:
+            return trainer
+        trainer.shutdown()
+        raise ConfigError(f"the recipe {self.recipe.name!r} {what}", where, cure)
 
     def continues_in(self, run_dir: Path) -> bool:
         """Whether the run goes on in the folder that it resumes from."""

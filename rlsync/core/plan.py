@@ -67,10 +67,11 @@ class Source:
 
     def __post_init__(self) -> None:
         for name, patterns in (("exclude", self.exclude), ("idle", self.idle)):
-            if isinstance(patterns, str):  # its characters would be the patterns, and "*" is every leaf
-                where = f"Source({name}={patterns!r})"
-                what = f"{name} takes several patterns"
-                raise errors.ConfigError(what, where, f"write {name}=({patterns!r},)")
+            # A text's characters would be the patterns, and "*" is every leaf.
+            if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):
+                example = patterns if isinstance(patterns, str) else "*.bias"
+                what, where = f"{name} takes several patterns", f"Source({name}={patterns!r})"
+                raise errors.ConfigError(what, where, f"write {name}=({example!r},)")
 
 
 @dataclass(frozen=True, slots=True)

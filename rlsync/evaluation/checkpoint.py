@@ -67,8 +67,7 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: 
     """Load a run's best version, whose frames are in the receipts, else 0; ConfigError: none, or no fit."""
     best = best_in(file, trusted=trusted)
     if best is None:
-        cure = "a run keeps one if it evaluates (recipe.evaluation.every_frames); "
-        cure += "take the checkpoint's weights"
+        cure = "take the checkpoint's weights; a run keeps one if recipe.evaluation.every_frames is not 0"
         raise ConfigError("there is no best version", str(file), cure)
     try:
         acting.weights.load_state_dict(best.weights)

@@ -180,7 +180,7 @@ class RecipeConfig:
     batch_size: int = bounds.above_zero(128)
     #: Largest norm of the gradient.
     clip_norm: float = bounds.above_zero(0.5)
-    #: Whether an update is compiled, which takes the first one half a minute, and less where it was done
+    #: Whether an update is compiled, which takes the first one half a minute or more, less where it was done
     #: before. auto: if a run on a CPU or CUDA, with a C++ compiler, has at least 50,000 updates; on; off.
     compile: str = bounds.one_of("auto", "on", "off")
     #: In which dtype losses are computed, float32 or bfloat16. Weights and the optimizer keep float32.
@@ -303,8 +303,8 @@ class Config:
     life_frames: int | None = bounds.above_zero(None)
     #: Seconds after Ctrl-C or SIGTERM until worker processes that hold the learner up, because they are
     #: stopped or hang in an environment, are killed; the run then ends as ever, with a checkpoint. Their last
-    #: rollout is lost. Longer than a batch takes to be collected. null: wait for them until
-    #: collector.silent_timeout_s.
+    #: rollout is lost. Longer than a batch takes to be collected, or a first update compiled. null: wait
+    #: for them until collector.silent_timeout_s.
     stop_within_s: float | None = bounds.above_zero(60.0)
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)

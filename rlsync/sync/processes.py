@@ -109,7 +109,7 @@ def ended_before_ready(worker: int, process: BaseProcess, how: str, words: str) 
     """The error to raise when a worker ends before it is ready: how it ended, and why in its own words."""
     why = f": {words}" if words else ""
     what = f"worker {worker} (pid {process.pid}, {how}) ended before it was ready{why}"
-    cure = "look for the worker's own error above: its environment or its policy ended the process"
+    cure = "look for the worker's own error above: of environment, policy, or a script without a main guard"
     return WorkerLost(what, STARTING, cure)
 
 

@@ -37,11 +37,12 @@ class Acts:
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self.version = 0
         self.layout: Layout | None = None
         self.tensors: list[torch.Tensor] = []
 
     def __call__(self, version: int, layout: Layout, views: Sequence[torch.Tensor]) -> bool:
-        self.layout = layout
+        self.version, self.layout = version, layout
         if self.mode == "alias":
             self.tensors = list(views)
             return True

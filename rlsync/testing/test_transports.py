@@ -56,7 +56,11 @@ class InOneProcess(Learner):
     def __init__(self, transport: Transport, subscriber: Subscriber, acts: Acts) -> None:
         super().__init__(transport)
         self.subscriber, self.acts = subscriber, acts
-        self.adopt = subscriber.adopt
+
+    def adopt(self) -> int:
+        adopted = self.subscriber.adopt()
+        assert self.acts.version == adopted, "what applies it was told another version"
+        return adopted
 
     def bits(self) -> list[bytes]:
         return [bits(tensor) for tensor in self.acts.tensors]

@@ -65,6 +65,7 @@ class Forkserver:
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
+        preload = [preload] if isinstance(preload, str) else preload
         self._preload = [PRELOAD, *(name for name in preload if name != PRELOAD)]
         for name in self._preload:
             _check_found(name)

@@ -379,6 +379,14 @@ class Words(ppo.PPOConfig):
     def errors(self, config):
         yield "that is too deep"
 
+@dataclass
+class Critics(ppo.PPOConfig):
+    name: str = "critics"
+
+def critic(run):
+    return ppo.make_loss(run.recipe, run.spaces).critic_network
+
+CRITICS = Recipe("critics", Critics, ppo.RECIPE.probe, ppo.RECIPE.trainer, critic)
 FORGETS = Recipe("forgets", Settings, ppo.RECIPE.probe, lambda run: None, ppo.RECIPE.acting)
 NUMBERS = Recipe("numbers", Numbers, ppo.RECIPE.probe, ppo.RECIPE.trainer, lambda run: 3)
 WORDS = Recipe("words", Words, ppo.RECIPE.probe, ppo.RECIPE.trainer, ppo.RECIPE.acting)
@@ -390,6 +398,7 @@ WORDS = Recipe("words", Words, ppo.RECIPE.probe, ppo.RECIPE.trainer, ppo.RECIPE.
     [
         ("forgets", "the builder returned None\n  where  recipe 'forgets'\n  cure   let it return "),
         ("numbers", "acting returned 3\n  where  recipe 'numbers'\n  cure   let it return "),
+        ("critics", "the recipe 'critics' returned another network there than the one that a "),
         ("words", "that is too deep\n  where  errors() of 'words'\n  cure   yield rlsync.ConfigError("),
     ],
 )
@@ -404,7 +413,7 @@ def test_what_an_installed_recipe_makes_is_looked_at(
     yaml = f"# @package _global_\n{schema}recipe:\n  name: {name}\n"
     (tmp_path / package / "configs" / "recipe" / f"{name}.yaml").write_text(yaml)
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["check", f"recipe={name}"]) == 2
+    assert main(["check", f"recipe={name}", "collector=in_process"]) == 2
     assert capsys.readouterr().out.startswith(told)
 
 

@@ -228,6 +228,11 @@ WRITTEN: dict[str, tuple[Callable[[Trainer], object], str]] = {
         with_source("loss_module.actor_network", exclude="*.bias"),
         "write exclude=('*.bias',)",
     ),
+    "no patterns": (with_source("loss_module.actor_network", idle=None), "idle takes several patterns"),
+    "a number as a pattern": (
+        with_source("loss_module.actor_network", exclude=[3]),
+        "write exclude=('*.bias',)",
+    ),
     "a pattern with a typo": (
         with_source("loss_module.actor_network", exclude=("*.wieght",)),
         "no leaf is named like '*.wieght'",

@@ -113,15 +113,12 @@ def stopped(pid: int) -> Iterator[None]:
 class InOneProcess(laws.InOneProcess):
     """A subscriber in the learner's own process; an adoption waits until the newest version has come."""
 
-    def __init__(self, transport: RayTransport, subscriber: RaySubscriber, acts: Acts) -> None:
-        super().__init__(transport, subscriber, acts)
-        self.adopt = self._adopt
-
-    def _adopt(self) -> int:
+    def adopt(self) -> int:
         assert isinstance(self.subscriber, RaySubscriber)
+        assert isinstance(self.transport, RayTransport)
         receiver, where = self.subscriber.receiver, self.subscriber.where
         receiver.await_stamp(self.transport.newest_stamp, LONG_S, where)
-        return self.subscriber.adopt()
+        return super().adopt()
 
 
 def opened(mode: str) -> laws.Open:

@@ -176,6 +176,8 @@ def test_a_fork_server_that_runs_without_torchrl_is_not_used() -> None:
 def test_a_module_that_cannot_be_preloaded_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"there is no module {name!r}"):
         Forkserver(preload=[name])
+    with pytest.raises(ConfigError, match=f"there is no module {name!r}"):
+        Forkserver(preload=name)
 
 
 @pytest.mark.processes

@@ -275,8 +275,7 @@ def refuse_idle_shards(trainer: Trainer) -> None:
                 cure = "shard the modules inside it that take tensors: fully_shard(policy.module[0].module)"
             elif functional:
                 what = "a functional loss cannot compute with a module that fully_shard has sharded"
-                cure = "build the loss with functional=False, if it is of PPO, A2C or REINFORCE; or shard "
-                cure += "with parallelize_module"
+                cure = "build a PPO, A2C or REINFORCE loss with functional=False, or use parallelize_module"
             else:
                 continue
             raise ConfigError(what, f"{path}, {type(module).__name__} in {type(loss).__name__}", cure)

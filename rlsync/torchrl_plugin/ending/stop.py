@@ -10,7 +10,8 @@ from multiprocessing.process import BaseProcess
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import AdoptionTimeout, BoardClosed, ConfigError, RlsyncError, WorkerLost
+from rlsync.core.errors import AdoptionTimeout, BoardClosed, RlsyncError, WorkerLost
+from rlsync.core.path import check_timeouts
 from rlsync.sync.processes import StopsWaiting
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
@@ -73,16 +74,13 @@ class Stop:
         >>> Stop(None, within_s=0.0)
         Traceback (most recent call last):
         ...
-        rlsync.core.errors.ConfigError: a deadline is a number of seconds above zero, got 0.0
+        rlsync.core.errors.ConfigError: a timeout is a number of seconds above zero, got 0.0
           where  Stop(within_s=0.0)
-          cure   for example 30.0; None waits as long as the trainer does
+          cure   for example 300.0; None waits for ever
     """
 
     def __init__(self, trainer: Trainer, within_s: float | None = 30.0) -> None:
-        if within_s is not None and not within_s > 0:
-            what = f"a deadline is a number of seconds above zero, got {within_s!r}"
-            cure = "for example 30.0; None waits as long as the trainer does"
-            raise ConfigError(what, f"Stop(within_s={within_s!r})", cure)
+        check_timeouts("Stop", within_s=within_s)
         require(Trainer, trainer, self)
         self.within_s = within_s
         self.why = ""  #: what the first call said

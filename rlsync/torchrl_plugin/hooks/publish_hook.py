@@ -41,8 +41,7 @@ class PublishHook(TrainerHookBase):
         file = None if receipts_file is None else FilePath(receipts_file)
         if file is not None:
             check_folder(file, f"receipts_file={str(file)!r}")
-        where = f"{type(self).__name__}(history={history!r})"
-        check_count("the number of receipts that are kept", history, 0, where, "for example 1000")
+        check_count("the number of receipts", history, 0, f"history={history!r}", "for example 1000")
         self.when = when
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)

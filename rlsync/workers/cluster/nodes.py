@@ -152,8 +152,7 @@ class Nodes:
     def silent(self, timeout_s: float) -> AdoptionTimeout:
         nodes = ", ".join(f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self)
         what = f"no rollout came for {timeout_s:g} s from {nodes or 'any node'}"
-        cure = "look at the workers of these nodes; "
-        cure += "if a rollout takes that long, give a longer silent_timeout_s"
+        cure = "look at these nodes' workers; if a rollout takes that long, give a longer silent_timeout_s"
         return AdoptionTimeout(what, "collecting rollouts", cure)
 
     def end(self, timeout_s: float) -> None:

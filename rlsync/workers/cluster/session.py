@@ -102,8 +102,7 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
         what, where = f"nothing answers at {address}: {error}", f"{ADDRESS_KEY}={address}"
-        cure = "look whether the cluster runs (ray status, on its head node) "
-        cure += "and whether a firewall is between"
+        cure = "look whether the cluster runs (ray status, on its head node), or a firewall is between"
         raise ConfigError(what, where, cure) from error
 
 
