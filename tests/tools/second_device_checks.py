@@ -173,7 +173,7 @@ def a_recipe_that_stays_on_the_cpu_is_refused() -> None:
     on_cpu = replace(config, learner=DeviceConfig())
     stays = replace(ppo.RECIPE, trainer=lambda run: ppo.build(Run(on_cpu, DISCRETE.probe(on_cpu.env))))
     with pytest.raises(ConfigError) as refused:
-        Job(config, stays, None, None).build()
+        Job(config, stays, DISCRETE.probe(config.env), None).build()
     assert refused.value.what == "the recipe 'ppo' trains on cpu, not on second:0"
     assert refused.value.where == "learner.device"
     assert multiprocessing.active_children() == []

@@ -94,7 +94,7 @@ def make_trained(collector, actor, batches: int = BATCHES):
 def watch(trainer, sync_map=MAP, **options) -> tuple[SyncWeights, VerifySync]:
     sync = SyncWeights(sync_map)
     sync.register(trainer)
-    options = {"timeout_s": 0.0, "when": Every(1, "batches")} | options
+    options = {"timeout_s": 1e-6, "when": Every(1, "batches")} | options
     verify = VerifySync(sync, **options)
     verify.register(trainer)
     return sync, verify
