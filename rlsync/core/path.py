@@ -15,6 +15,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from rlsync.core.errors import ConfigError, PathSyntaxError, SyncMapError
@@ -247,7 +248,7 @@ def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> 
 
 def check_count(what: str, given: object, least: int, where: str, cure: str) -> None:
     """Refuse (ConfigError) all but a whole number of at least ``least``."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+    if not isinstance(given, Integral) or isinstance(given, bool) or given < least:  # numpy's are fine
         raise ConfigError(f"{what} is a whole number of at least {least}, got {short(given)}", where, cure)
 
 
@@ -255,7 +256,7 @@ def check_timeouts(who: str, *, may_be_none: bool = True, **seconds: object) -> 
     """Refuse (ConfigError) arguments of ``who`` that are no numbers of seconds above zero."""
     cure = "for example 300.0; None waits for ever" if may_be_none else "for example 300.0"
     for name, given in seconds.items():
-        number = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
+        number = isinstance(given, Real) and not isinstance(given, bool) and float(given) > 0
         if not number and not (given is None and may_be_none):
             what = f"a timeout is a number of seconds above zero, got {short(given)}"
             raise ConfigError(what, f"{who}({name}={short(given)})", cure)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -478,6 +479,7 @@ def test_a_number_that_cannot_be_is_refused_where_it_is_given(number: Any, tmp_p
         assert "is a whole number of at least" in refused.value.what
         assert refused.value.where.removesuffix(")") == f"{where}{number!r}"
     assert SyncWeights(MAP, history=0).receipts.maxlen == 0
+    assert StepsAhead(np.int64(3)).n == 3
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         RecordSchedule(sync, tmp_path / "schedule.bin", every=0)
 

@@ -151,7 +151,7 @@ def test_workers_live_on_while_a_slow_learner_finds_the_ring_full(when_full: Whe
 
 
 def test_what_a_ring_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no way of a full rollout ring 'drop'"):
+    with pytest.raises(ConfigError, match="no policy for a full ring 'drop'"):
         ring_that("drop")  # type: ignore[arg-type]
     config = Config(
         recipe=ImpalaConfig(when_full="drop_oldest"),

@@ -44,7 +44,7 @@ class PublishHook(TrainerHookBase):
         check_count("the number of receipts", history, 0, f"history={history!r}", "for example 1000")
         self.when = when
         self.trainer: Trainer | None = None
-        self.receipts: deque[Receipt] = deque(maxlen=history)
+        self.receipts: deque[Receipt] = deque(maxlen=int(history))
         self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
         self.gates: list[Callable[[], bool]] = []  #: a publish that is due is put off while one is false
         self._receipts_file = file

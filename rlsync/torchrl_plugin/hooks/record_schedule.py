@@ -83,7 +83,7 @@ class RecordSchedule(TrainerHookBase):
         way: Callable[[], str | None] | None = None,
     ) -> None:
         where = f"RecordSchedule(every={every!r})"
-        check_count("how many versions share a digest", every, 1, where, "for example every=100")
+        check_count("the number of versions for one digest", every, 1, where, "for example every=100")
         self.sync, self.file, self._every, self._facts = sync, Path(file), every, facts or {}
         self._way, self._updates = way, 0  # updates of this life
         self._last_way: str | None = None

@@ -70,8 +70,7 @@ class RolloutRing:
     def __init__(self, layout: Layout, slots: int, writers: int, when_full: WhenFull = "block") -> None:
         _check_range("slots", slots, fmt.MAX_SLOTS)
         _check_range("writers", writers, fmt.MAX_WRITERS)
-        where = f"RolloutRing(when_full={when_full!r})"
-        check_choice("way of a full rollout ring", when_full, get_args(WhenFull), where)
+        check_choice("policy for a full ring", when_full, get_args(WhenFull), f"when_full={when_full!r}")
         self._when_full: WhenFull = when_full
         self._layout = layout
         self._slot_count = slots
