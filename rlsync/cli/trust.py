@@ -142,7 +142,7 @@ def config_in(file: Path) -> DictConfig:
         if not isinstance(found, DictConfig):
             raise ValueError("it is no mapping")
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
-        raise unreadable(error, file) from error
+        raise unreadable(first_line(error), file) from error
     for text in texts:
         if "${" in text or text != printable(text):
             what = f"a run's configuration has values alone, and this one has {text!r}"
@@ -150,9 +150,9 @@ def config_in(file: Path) -> DictConfig:
     return found
 
 
-def unreadable(error: BaseException, file: Path) -> ConfigError:
+def unreadable(why: str, file: Path) -> ConfigError:
     """The error of a run's config that cannot be read."""
-    what = f"cannot read the run's configuration: {first_line(error)}"
+    what = f"cannot read the run's configuration: {why}"
     return ConfigError(what, str(file), "use the rlsync that wrote it, and its recipe")
 
 

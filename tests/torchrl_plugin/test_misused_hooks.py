@@ -480,7 +480,7 @@ def test_a_number_that_cannot_be_is_refused_where_it_is_given(number: Any, tmp_p
         assert refused.value.where.removesuffix(")") == f"{where}{number!r}"
     assert SyncWeights(MAP, history=0).receipts.maxlen == 0
     assert StepsAhead(np.int64(3)).n == 3
-    with pytest.raises(ConfigError, match="at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"at least 1, got 0\n  where  RecordSchedule\(every=0\)"):
         RecordSchedule(sync, tmp_path / "schedule.bin", every=0)
 
 

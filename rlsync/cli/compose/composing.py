@@ -240,7 +240,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
     try:
         own, at = (OmegaConf.select(found, key) for key in ("config_dir", "recipe._recipe_"))
         if not isinstance(name := OmegaConf.select(found, "recipe.name"), str):
-            raise trust.unreadable(ValueError("it names no recipe, so it was cut or changed"), file)
+            raise trust.unreadable("it names no recipe, so it was cut or changed", file)
         named_here = config_dir is not None and (name, at) in own_hydra.named_in(config_dir).values()
         if at is not None and not named_here:
             if not trusted and not trust.is_mine(file.parent):
@@ -256,7 +256,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         _leave_out_what_has_gone(found, known)
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
     except (OmegaConfBaseException, OSError) as error:
-        raise trust.unreadable(error, file) from error
+        raise trust.unreadable(first_line(error), file) from error
     assert isinstance(config, Config)
     return config
 
