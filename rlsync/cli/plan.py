@@ -32,8 +32,8 @@ GLOSSARY = {
     "frame": "one step of one environment; what other libraries call an environment step or a policy step",
     "batch": "the frames that the learner takes from the workers at a time (collector.frames_per_batch)",
     "round": "the learner takes one batch and updates as often as the recipe says; also called an iteration",
-    "update": "one step of the optimizer, on recipe.batch_size frames (unrolls in impala and laser, "
-    "sequences in dreamer_v1 and dreamer_v3)",
+    "update": "one step of the optimizer; rlsync's recipes take recipe.batch_size frames for it "
+    "(impala and laser unrolls, dreamer_v1 and dreamer_v3 sequences)",
     "ratio": "updates for each frame, those of the prefill not counted; pace/ratio in logs of recipes that "
     "have recipe.pace",
     "publish": "a new version of the weights becomes visible to all workers",
