@@ -142,6 +142,4 @@ def versions_between_evaluations(config: Config) -> int:
     # The round in which the prefill ends has fewer updates for its frames than those after it.
     end_of_prefill = math.ceil(recipe.prefill_frames() / per_batch + 1) * per_batch
     at = list(islice((position for position in publishes(when, run) if position > end_of_prefill), 1_000))
-    if len(at) < 2:
-        return 1
-    return max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))
+    return 1 if len(at) < 2 else max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))

@@ -30,6 +30,8 @@ def device_of_each(
     names: str | torch.device | Sequence[str | torch.device], workers: int, where: str
 ) -> tuple[torch.device, ...]:
     """The device on which each worker acts: one name for all workers, or one for each."""
+    if workers > 1 << 16:  # a tuple of their devices might not fit into memory
+        raise ConfigError(f"{workers} workers are more than a machine runs", where, "give fewer workers")
     if isinstance(names, str | torch.device):
         return (device_named(names, where),) * workers
     if not isinstance(names, Sequence):

@@ -302,6 +302,12 @@ def test_that_a_folder_has_no_checkpoint_is_told_before_the_keys_that_its_run_wo
     assert errors[0]["what"] == "cannot resume: 'empty' holds no checkpoint"
 
 
+@pytest.mark.parametrize("recipe", ["ppo", "impala"])
+def test_more_workers_than_fit_into_memory_are_told(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    errors = checked(capsys, f"recipe={recipe}", "collector.num_workers=21657356972")
+    assert "21657356972 workers are more than a machine runs" in {error["what"] for error in errors}
+
+
 def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
     taken = Path("first")
     taken.mkdir()

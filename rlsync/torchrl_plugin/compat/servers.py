@@ -37,9 +37,7 @@ def server_of(holder: object) -> Server | None:
 
 def scheme_of_server(server: Server) -> object:
     """What was passed as ``weight_sync``; ``None`` for a server whose loop is a Ray actor."""
-    if isinstance(server, RayInferenceServer):
-        return None
-    return _given(server, "weight_sync")
+    return None if isinstance(server, RayInferenceServer) else _given(server, "weight_sync")
 
 
 def destination_of_server(server: Server) -> Any:
