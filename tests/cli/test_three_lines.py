@@ -217,7 +217,6 @@ def test_no_command_line_ends_in_a_traceback(
 @pytest.mark.parametrize("part", range(6))
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(words=words())
 def test_nor_does_any_of_300(
