@@ -97,13 +97,10 @@ def trainer_again(life: Life, job: Job, folder: Path) -> Trainer:
 def wanted(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> list[tuple[Life, Config]]:
     """The lives to make again; ConfigError if the one that is asked for, or the version, is not there."""
     if given.first is not None and given.first not in lives:
-        raise ConfigError(
-            f"the run has no life {given.first} that can be made again",
-            "--from",
-            f"give one of {', '.join(map(str, lives))}; a checkpoint inside a life will not do: it "
-            "lacks the environments, the workers' random numbers, and the rollouts not learned from yet; "
-            "life_frames=N makes a life of every N frames of a run",
-        )
+        cure = f"give one of {', '.join(map(str, lives))}; a checkpoint inside a life will not do: it "
+        cure += "lacks the environments, the workers' random numbers, and the rollouts not learned from yet; "
+        cure += "life_frames=N makes a life of every N frames of a run"
+        raise ConfigError(f"the run has no life {given.first} that can be made again", "--from", cure)
     chosen = [each for number, each in lives.items() if given.first is None or number >= given.first]
     if given.until is None:
         return chosen

@@ -230,12 +230,9 @@ def served(collector: object, destination: str) -> ServedProcesses | ServedNodes
                 "use DistributedCollector(launcher='mp') with the scheme on one host, or RayCollector with a "
                 "RayBoardScheme on several",
             )
-    raise ConfigError(
-        f"a board serves process collectors, not {type(collector).__name__}",
-        where,
-        "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
-        "SyncWeights alone does it",
-    )
+    cure = "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
+    cure += "SyncWeights alone does it"
+    raise ConfigError(f"a board serves process collectors, not {type(collector).__name__}", where, cure)
 
 
 def _check_on_this_host(collector: DistributedCollector, where: str) -> None:

@@ -256,12 +256,10 @@ def _check_interface(context: object, placed: Mapping[str, object], model: objec
     refused = placed if context is not None else {**placed, "model": model}
     given = [f"{name}=..." for name, value in refused.items() if value is not None]
     if given or context is None:
-        raise ConfigError(
-            "a board serves the workers of a collector, all with the same weights",
-            f"{of}.init_on_sender({', '.join(given)})",
-            f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
-            "calls this method",
-        )
+        what = "a board serves the workers of a collector, all with the same weights"
+        cure = f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
+        cure += "calls this method"
+        raise ConfigError(what, f"{of}.init_on_sender({', '.join(given)})", cure)
 
 
 def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:

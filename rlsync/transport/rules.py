@@ -23,12 +23,10 @@ def check_newer(stamp: Stamp, newest: Stamp) -> None:
         PublishError: it is not.
     """
     if stamp <= newest:
-        raise PublishError(
-            f"version {stamp.version} of generation {stamp.generation} is not newer than "
-            f"version {newest.version} of generation {newest.generation}",
-            "publish",
-            "draw the stamp from the learner's ledger; of two learners, end the older one",
-        )
+        what = f"version {stamp.version} of generation {stamp.generation} is not newer than "
+        what += f"version {newest.version} of generation {newest.generation}"
+        cure = "draw the stamp from the learner's ledger; of two learners, end the older one"
+        raise PublishError(what, "publish", cure)
 
 
 def keyed(layout: Layout, tensors: Sequence[Tensor]) -> dict[Key, Tensor]:

@@ -38,12 +38,10 @@ def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
     """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this."""
     for leaf in leaves:
         if not is_sharded(leaf.read()):
-            raise PublishError(
-                f"{route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
-                "forward pass, and optimizer steps do not reach it",
-                f"sync map {route}",
-                "call module.reshard() before the publish, or publish after the backward pass",
-            )
+            what = f"{route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
+            what += "forward pass, and optimizer steps do not reach it"
+            cure = "call module.reshard() before the publish, or publish after the backward pass"
+            raise PublishError(what, f"sync map {route}", cure)
 
 
 class Ranks:

@@ -44,12 +44,10 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
     """Refuse the arguments of a stage at which the hook has no place."""
     if given:
         name = type(hook).__name__
-        raise ConfigError(
-            f"this {name} takes no arguments, and was called with {type(given[0]).__name__}",
-            f"the stage at which {name} is registered",
-            "register it at a stage without arguments (post_steps, post_optim or post_epoch), "
-            "or call hook.register(trainer), which chooses one",
-        )
+        what = f"this {name} takes no arguments, and was called with {type(given[0]).__name__}"
+        cure = "register it at a stage without arguments (post_steps, post_optim or post_epoch), "
+        cure += "or call hook.register(trainer), which chooses one"
+        raise ConfigError(what, f"the stage at which {name} is registered", cure)
 
 
 def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:

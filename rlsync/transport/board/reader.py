@@ -169,12 +169,10 @@ class BoardReader(Subscriber):
 
     def _refuse_older_generation(self, stamp: Stamp) -> None:
         if stamp.generation < self.stamp.generation:
-            raise PublishError(
-                f"version {stamp.version} is of generation {stamp.generation}; "
-                f"this worker has acted with generation {self.stamp.generation}",
-                f"worker {self.reader}",
-                "end the older learner: only the one that was resumed last may publish",
-            )
+            what = f"version {stamp.version} is of generation {stamp.generation}; "
+            what += f"this worker has acted with generation {self.stamp.generation}"
+            cure = "end the older learner: only the one that was resumed last may publish"
+            raise PublishError(what, f"worker {self.reader}", cure)
 
     def _release(self, slot: int | None) -> None:
         if slot is not None:
