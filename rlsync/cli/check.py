@@ -28,8 +28,7 @@ _EXAMPLES = """examples:
 It checks keys, options, types, bounds, the trigger, the environment (by making one), and the checkpoint to
 resume from. If nothing is wrong with those, and you give a sync map, a recipe, a transport or an environment
 (module:Id) of your own, it starts workers and resolves the sync map, as the run will; in an environment of
-your own, they play one batch. An unknown option of a group (recipe=pppo) is told before keys are looked at,
-because it decides which keys there are.
+your own, they play one batch.
 
 exit status: 0 nothing is wrong, 2 something is
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from rlsync import __version__
-from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError, first_line
+from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError, causes, first_line
 from rlsync.core.path import did_you_mean, nearest_name
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
@@ -137,18 +137,17 @@ _CURES = {
 
 def refused(error: BaseException | None, run: Path) -> Refused | None:
     """The same error of a ``run`` in three lines; None if it is not the machine's, but a program's."""
-    while error is not None:  # libraries wrap it, and torch tells of a full disk in words alone
-        full = isinstance(error, RuntimeError) and os.strerror(errno.ENOSPC) in str(error)
-        number = error.errno if isinstance(error, OSError) else errno.ENOSPC if full else None
+    for each in causes(error):  # libraries wrap it, and torch tells of a full disk in words alone
+        full = isinstance(each, RuntimeError) and os.strerror(errno.ENOSPC) in str(each)
+        number = each.errno if isinstance(each, OSError) else errno.ENOSPC if full else None
         if number == errno.ENOENT and not run.is_dir():
             what = "the folder of the run is gone"
             return Refused(what, str(run), "leave it there until the run has ended")
         if number in _CURES:
-            named = error.filename if isinstance(error, OSError) else first_line(error)
+            named = each.filename if isinstance(each, OSError) else first_line(each)
             asked = [at for at in (str(run), tempfile.gettempdir(), "/dev/shm") if Path(at).is_dir()]
             places = [at for at in asked if disk_usage(at).free < 1 << 20]
             return Refused(os.strerror(number), str(named or ", ".join(places)), _CURES[number])
-        error = error.__cause__ or error.__context__
     return None
 
 
@@ -160,11 +159,12 @@ def output_read(run: Path = Path()) -> Iterator[None]:
         sys.stdout.flush()
     except RlsyncError:
         raise
-    except Exception as error:
-        if isinstance(error, OSError) and 1 in drop_unread():
+    except (Exception, SystemExit) as error:
+        by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+        if by_rich or (isinstance(error, OSError) and 1 in drop_unread()):
             what, cure = "nobody reads the output any more", "write it to a file, and read that"
             raise Unread(what, "standard output", cure) from error
-        told = refused(error, run)
+        told = None if isinstance(error, SystemExit) else refused(error, run)
         if told is None:
             raise
         raise told from error

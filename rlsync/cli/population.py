@@ -16,18 +16,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from rlsync import Forkserver
-from rlsync.cli import trust
 from rlsync.cli.ending import Ending, Interrupts
 from rlsync.cli.job import Job, examined
 from rlsync.cli.main import exit_status, output_read
-from rlsync.cli.train import prepare_process, train_job
+from rlsync.cli.train import begun, train_job
 from rlsync.cli.watch import PLAIN_EVERY_S
 from rlsync.core.errors import RlsyncError, WorkerLost
 from rlsync.recipes.bounds import refuse
-from rlsync.recipes.run_files import AGENTS, OUTPUT, RESOLVED, agent_folder, best_agent, statistics_in
+from rlsync.recipes.run_files import AGENTS, OUTPUT, agent_folder, best_agent, statistics_in
 from rlsync.recipes.settings import Config
 from rlsync.sync.families import let_forks_use_cuda
 from rlsync.sync.processes import ending as ending_of
@@ -40,15 +37,9 @@ def train_population(job: Job) -> int:
     """
     from rlsync.recipes.impala.recipe import shared_replay
 
-    prepare_process()
-    run_dir = Path(str(job.config.run_dir))
-    run_dir.mkdir(parents=True, exist_ok=True)
-    trust.claim(run_dir, job.trusted)
+    run_dir = begun(job)
     file, replay = shared_replay([*job.agents.values()], job.spaces)
     with closing(file):
-        OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
-        for word, text in {"run": run_dir, **job.told}.items():
-            print(f"{word} {text}", flush=True)
         with output_read(run_dir), Interrupts.caught() as interrupts, Ending.of(run_dir) as ending:
             agents: dict[int, BaseProcess] = {}
             pipes: list[Connection] = []

@@ -29,7 +29,7 @@ from rlsync import Stop, SyncWeights
 from rlsync.cli import trust
 from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.ending import LIFE_OVER, Ending, Interrupts
-from rlsync.cli.job import Job, job_of, jobs_of, words_for_hydra
+from rlsync.cli.job import Job, job_of, jobs_of, require_free_folder, words_for_hydra
 from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
 from rlsync.cli.watch import EVERY_S, PLAIN_EVERY_S
@@ -79,7 +79,6 @@ groups:
 examples:
   rlsync train recipe=dqn seed=3       another recipe, another seed
   rlsync train --cfg job               prints every key and its value
-  rlsync train recipe=dqn --cfg job    the same, of another recipe
   rlsync train -m seed=0,1,2           runs a sweep
   rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint, which is checked first
   rlsync train --trust resume=RUN      the same, if it cannot be checked, or is somebody else's and names code
@@ -96,11 +95,12 @@ def run_job(line: command_line.CommandLine, jobs: list[Job]) -> None:
     words: Any = OmegaConf.to_container(about.overrides)  # as they were written, not yet interpolated
     try:
         job = job_of(line, jobs, [*words["hydra"], *words["task"]])
+        job = job.placed(about.runtime.output_dir, line.config_dir)
+        require_free_folder(job)  # which a key of Hydra's may have named
         if about.output_subdir is not None:
             # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
             shown = Path(about.runtime.output_dir, about.output_subdir, RESOLVED)
             OmegaConf.save(OmegaConf.structured(job.config), shown)
-        job = job.placed(about.runtime.output_dir, line.config_dir)
         if job.agents:
             from rlsync.cli.population import train_population
 
@@ -118,6 +118,16 @@ def run_job(line: command_line.CommandLine, jobs: list[Job]) -> None:
 
 def train_job(job: Job, parent: Connection | None = None) -> int:
     """Build, resume if asked, and train. Returns the exit status. ``parent``: see :class:`Interrupts`."""
+    run_dir = begun(job)
+    with Interrupts.caught(parent) as interrupts:
+        while (status := _live(job, run_dir, interrupts)) is None:
+            gc.collect()  # what lives leave has files open, in cycles of references
+            job = job.next_life(run_dir)
+    return status
+
+
+def begun(job: Job) -> Path:
+    """Make this process and the run's folder ready, and say which run it is. Returns the folder."""
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -125,11 +135,7 @@ def train_job(job: Job, parent: Connection | None = None) -> int:
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
-    with Interrupts.caught(parent) as interrupts:
-        while (status := _live(job, run_dir, interrupts)) is None:
-            gc.collect()  # what lives leave has files open, in cycles of references
-            job = job.next_life(run_dir)
-    return status
+    return run_dir
 
 
 def _live(job: Job, run_dir: Path, interrupts: Interrupts) -> int | None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from types import FrameType
 
 
@@ -164,6 +165,13 @@ def warn(warning: RlsyncWarning) -> None:
 def printable(text: str) -> str:
     """Text whose control characters, but line breaks and tabs, are spelled out: a terminal obeys them."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and before it each that it was raised from or after."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def first_line(error: BaseException) -> str:

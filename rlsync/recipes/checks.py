@@ -44,14 +44,9 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from map_errors(config.sync)
     yield from caught(lambda: verify_trigger(config.sync), "sync.verify_every_s")
     yield from config.env.errors()
-    yield from device_errors(config)
-    yield from cluster_errors(config)
-    yield from in_process_errors(config)
-    yield from transport_errors(config)
-    yield from schedule_errors(config)
-    yield from video_errors(config)
-    yield from file_errors(config)
-    yield from update_errors(config)
+    looks = device_errors, cluster_errors, in_process_errors, transport_errors, schedule_errors
+    for look in (*looks, video_errors, file_errors, update_errors):
+        yield from look(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and not has_package(kind):
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")

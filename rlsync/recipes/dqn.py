@@ -40,7 +40,8 @@ class DQNConfig(OffPolicyConfig):
     """Deep Q-learning (Mnih et al. 2015), with a double target and returns of n steps."""
 
     name: str = "dqn"
-    #: Frames to collect. The run ends here at the latest, and the learning rate falls over this many.
+    #: Frames to collect. At the latest, the batch that reaches them ends the run. The learning rate falls
+    #: over as many.
     total_frames: int = above_zero(50_000)
     lr: float = learning_rate(1e-3)
     batch_size: int = above_zero(64)

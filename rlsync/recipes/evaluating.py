@@ -50,7 +50,8 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
     folder, films = run.folder, evaluation.video_every
     if board is None or folder is None:
         what = "an evaluation needs a board to read and a run folder to write to"
-        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
+        where = "recipe.evaluation.every_frames, run_dir, collector.transport"
+        raise ConfigError(what, where, "give run_dir and the transport board, or every_frames=0")
     best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
     job = EvaluationJob(
         board=board,

@@ -59,7 +59,7 @@ class CollectorConfig:
     #: Which of TorchRL's process collectors: sync or async.
     kind: str = bounds.one_of("sync", "async", IN_PROCESS)
     #: Number of worker processes. Default: 2, for a machine with two cores.
-    num_workers: int = bounds.above_zero(2)
+    num_workers: int = bounds.above_zero(2, most=1_000)
     #: Frames in one batch, from all workers together. Each recipe sets its own value; this is that of
     #: recipe=ppo. Give at least num_workers x env.num_envs.
     frames_per_batch: int = bounds.kept(
@@ -98,7 +98,7 @@ class ClusterConfig:
     #: started on this machine. null: the run starts a Ray of its own on this machine, and ends it.
     address: str | None = None
     #: Worker processes on each node. null: collector.num_workers.
-    workers_per_node: int | None = bounds.above_zero(None)
+    workers_per_node: int | None = bounds.above_zero(None, most=1_000)
     #: What a node's agent takes of Ray's resources, by name, for example {rollouts: 1}. A node that has less
     #: gets no workers. By default every node gets some. Agents take no CPUs of Ray's; their workers use them
     #: nevertheless.
@@ -162,7 +162,7 @@ class RecipeConfig:
 
     #: The name of the recipe. Choose it with recipe=..., which also sets its keys, and not here.
     name: str = "ppo"
-    #: Frames to collect. The run ends here at the latest.
+    #: Frames to collect. At the latest, the batch that reaches them ends the run.
     total_frames: int = bounds.above_zero(150_000)
     #: The run ends when the newest greedy evaluation has this mean return; without evaluations, when the
     #: newest episodes have it. null: never. Which return is good depends on the environment: configs/tuned

@@ -136,8 +136,8 @@ class Takes:
 
     def _fits(self, action: TensorSpec) -> bool:
         match action:
-            case OneHot():
-                return self.actions in ("discrete", "any")
+            case OneHot():  # and not of several choices at once, which is a class below it
+                return type(action) is OneHot and self.actions in ("discrete", "any")
             case Bounded():
                 finite = all(bool(bound.isfinite().all()) for bound in (action.space.low, action.space.high))
                 return self.actions in ("box", "any") and action.ndim == 1 and finite

@@ -349,11 +349,11 @@ def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
     goes_on(tmp_path, "it")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_read_enough_is_no_error(unbuffered: str) -> None:
+@pytest.mark.parametrize(("words", "unbuffered"), [("--help", ""), ("--help", "1"), ("ls", "")])
+def test_a_reader_that_has_read_enough_is_no_error(words: str, unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "rlsync", "--help"]
+    command = [sys.executable, "-m", "rlsync", words]
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     try:
         ended = subprocess.run(

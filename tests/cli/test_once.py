@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from rlsync.cli.compose import command_line, composing, own_hydra
 from rlsync.cli.job import jobs_of
 from rlsync.cli.main import main
 from rlsync.recipes import checks, ppo
+from rlsync.recipes.run_files import RECEIPTS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from tests.tools.parts.counted import ID
 
@@ -148,3 +150,30 @@ def test_a_sweep_that_ends_early_says_which_jobs_were_not_run(
     with pytest.raises(SystemExit, match="130"):
         main(["train", "-m", "seed=0,1,2", *PPO])
     assert capsys.readouterr().err.endswith("the sweep ends with its job 1: none after it is run\n")
+
+
+@pytest.mark.parametrize("words", [("hydra.run.dir=first/0",), ("-m", "hydra.sweep.dir=first")])
+def test_a_folder_that_a_key_of_hydras_names_is_not_another_runs(
+    words: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlsync.cli.train.train_job", lambda job: 0)
+    assert main(["train", *PPO, *words]) == 0
+    (here / "first" / "0" / RECEIPTS).touch()
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", *PPO, *words])
+    assert "first/0' holds another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [HydraException, AttributeError])
+def test_ctrl_c_while_hydra_composes_is_no_error_of_the_config(
+    error: type[Exception], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stumble(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:  # as in OmegaConf, which puts flags back
+            raise error("'NoneType' object has no attribute '_invalidate_flags_cache'")
+
+    monkeypatch.setattr(composing, "compose", stumble)
+    assert main(["train", *PPO]) == 130
+    assert capsys.readouterr().err == ""

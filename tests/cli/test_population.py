@@ -49,6 +49,7 @@ SHORT = (
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
+        (["recipe=laser", "recipe.agents=1_000_000"], {"recipe.agents": "cannot be 1000000"}),
         (
             ["recipe=laser", "recipe.agents=0", "recipe.vary={lr: [0.1]}"],
             {"recipe.agents": "cannot be 0", "recipe.vary": "one agent does not differ"},

@@ -164,6 +164,8 @@ def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are
     assert "no life 2 that can be made again" in capsys.readouterr().err
     assert main(["rerun", str(run), "--trust", "--into", str(tmp_path)]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
+    assert main(["rerun", str(run), "--trust", "--into", "/proc/again"]) == 2
+    assert "cannot write into /proc: No such file or directory\n  where  --into\n" in capsys.readouterr().err
     (run / SCHEDULE).unlink()
     assert main(["rerun", str(run), "--trust"]) == 2
     assert "no schedule" in capsys.readouterr().err

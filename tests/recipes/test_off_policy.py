@@ -457,9 +457,23 @@ def test_networks_get_whole_numbers_as_they_do_others() -> None:
         del gymnasium.registry["Counted-v0"]
 
 
+def test_several_choices_at_once_are_refused() -> None:
+    gymnasium.register("Several-v0", lambda: Counted(several=True))
+    try:
+        with pytest.raises(ConfigError, match="does not have a flat observation and discrete") as refused:
+            DISCRETE.probe(EnvConfig("Several-v0"))
+        assert "its action is MultiOneHot" in refused.value.where
+    finally:
+        del gymnasium.registry["Several-v0"]
+
+
 class Counted(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.Box(0, 9, (2,), np.int64)
     action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, several: bool = False) -> None:
+        if several:
+            self.action_space = gymnasium.spaces.MultiDiscrete([3, 2])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return np.array([3, 4]), {}

@@ -95,7 +95,7 @@ def trained(trainer: Trainer, look: Callable[[TensorDict], None] | None = None) 
         ("recipe", "lr", 0.0, "give a finite number > 0"),
         ("recipe", "gamma", 1.5, "give a number >= 0 and <= 1"),
         ("recipe", "entropy_coeff", -0.1, "give a number >= 0"),
-        ("collector", "num_workers", 0, "give a number > 0"),
+        ("collector", "num_workers", 0, "give a number > 0 and <= 1000"),
         ("collector", "adopt", "alais", "did you mean 'alias'? give one of alias, copy"),
         ("logger", "kind", "cvs", "did you mean 'csv'? give one of csv, tensorboard, wandb, none"),
     ],

@@ -166,6 +166,9 @@ def _apart() -> Iterator[None]:
     try:
         with alone():
             yield
+    except Exception as error:
+        refusals.raise_interrupt(error)
+        raise
     finally:
         restore_gh_from_backup(outside)
 

@@ -17,7 +17,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from rlsync.cli.compose.shipped import ENV, RECIPE
-from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.errors import ConfigError, causes, first_line
 from rlsync.core.path import did_you_mean
 from rlsync.recipes import registry
 
@@ -100,6 +100,7 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
 
 def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     """What Hydra refused. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
+    raise_interrupt(error)
     if isinstance(error, YAMLError):
         mark = getattr(error, "problem_mark", None)
         where = "a YAML file of the configuration" if mark is None else f"{mark.name}, line {mark.line + 1}"
@@ -121,6 +122,12 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     if "ListConfig" in what:
         cure = _A_MAP if key.startswith("sync.map") else f"a list is written in brackets: {key}=[{value}]"
     return ConfigError(what, f"override {guilty}" if guilty else "the configuration", cure)
+
+
+def raise_interrupt(error: Exception) -> None:
+    """Raise a KeyboardInterrupt if one came before the error: Hydra and OmegaConf stumble over it."""
+    if any(isinstance(each, KeyboardInterrupt) for each in causes(error)):
+        raise KeyboardInterrupt from error
 
 
 def _all_entries(key: str) -> str:

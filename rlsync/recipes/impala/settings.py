@@ -237,7 +237,7 @@ class ImpalaConfig(RecipeConfig):
     reduction: str = bounds.same_as(LossSettings, "reduction")
     #: Learners in processes of their own, each with its own workers, which share one replay. Agent n has the
     #: seed seed + n and the folder agents/n.
-    agents: int = bounds.above_zero(1)
+    agents: int = bounds.above_zero(1, most=1_000)
     #: What agents differ in: keys of the recipe, each with a value for each agent, as a list or as Hydra
     #: writes a sweep: {lr: [0.001, 0.003], model.lstm: "range(1,3)"}. null: nothing but the seed.
     vary: Any = None
