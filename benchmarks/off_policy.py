@@ -1,7 +1,7 @@
 """Compare ``sac``, ``td3``, ``dqn`` and ``ppo`` with Stable-Baselines3 and TorchRL.
 
     python benchmarks/off_policy.py [TABLE ...] [--rounds 3] [--seconds 60] [--only NAME ...]
-                                    [--peer-venv FOLDER] [--out FOLDER]
+                                    [--peer-venv FOLDER] [--sbx-venv FOLDER] [--out FOLDER]
 
 By default it makes all tables, one after the other:
 
@@ -17,6 +17,7 @@ The contenders take turns in each round, each in its own processes with one torc
                       processor has it
     sb3, sb3-*        Stable-Baselines3 in its own virtual environment (made at first use): one process,
                       with equal networks, batches, rates and updates for each frame
+    sbx               the same settings of SBX, which is Stable-Baselines3 in jax (sac and td3 only)
     torchrl           SACTrainer with async_collection=True, one worker; nothing holds a ratio (sac only)
 
 Columns with "cpu" are by the processor time of the whole process tree: compare those on a machine with other
@@ -36,7 +37,7 @@ from typing import Any
 
 from peers.rates import rates, table
 from peers.rounds import SEED, compare
-from peers.venvs import STABLE_BASELINES
+from peers.venvs import SBX, STABLE_BASELINES
 from peers.watch import Sample
 from peers.whole import whole, whole_table
 
@@ -74,6 +75,16 @@ def sb3(algorithm: str, env: str, *more: str) -> Words:
     return words
 
 
+def sbx(algorithm: str, env: str) -> Words:
+    """SBX, for a time."""
+
+    def words(options: argparse.Namespace) -> list[str]:
+        script = [str(SBX.python(options.sbx_venv)), str(PEERS / "sb3_peer.py"), "--package", "sbx"]
+        return [*script, "--algorithm", algorithm, "--env", env, "--seed", SEED, *_for_a_time(options)]
+
+    return words
+
+
 def torchrl(env: str) -> Words:
     """TorchRL's own trainer."""
     return lambda options: [
@@ -107,6 +118,7 @@ def rates_of(algorithm: str, env: str) -> Table:
         "rlsync-eager": paced(algorithm, env, "async", "--compile", "off"),
         "rlsync-bfloat16": paced(algorithm, env, "async", "--update-dtype", "bfloat16"),
         PEER: sb3(algorithm, env),
+        "sbx": sbx(algorithm, env),
     }
     if bfloat16_instructions() == []:
         del contenders["rlsync-bfloat16"]
@@ -200,6 +212,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the contenders")
     parser.add_argument("--peer-venv", type=Path, default=STABLE_BASELINES.folder)
+    parser.add_argument("--sbx-venv", type=Path, default=SBX.folder)
     parser.add_argument("--out", type=Path, default=Path("off_policy"))
     given = parser.parse_args()
     if unknown := set(given.tables) - TABLES.keys():

@@ -6,6 +6,7 @@
 
     PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm ppo --env CartPole-v1 --num-envs 8 --frames 20480
 
+With ``--package sbx`` the learner (sac, td3) is SBX's: the same in jax, compiled for one thread, too.
 It reports its frames and updates. With ``--evaluate-every`` it plays greedily between two updates and writes
 the returns as CSV; that time is not in the seconds of the file, nor in those that it reports. It ends when
 these returns reach ``--target-return``; without evaluations, when those of the last 20 episodes do.
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +27,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -34,6 +37,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 REPORT_EVERY_S = 0.5
 EVALUATION_SEED = 100_000
 NEVER = 10**9
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # of jax
 
 
 def model_of(options: argparse.Namespace) -> BaseAlgorithm:
@@ -73,11 +77,12 @@ def model_of(options: argparse.Namespace) -> BaseAlgorithm:
         "device": options.device,
         "seed": options.seed,
     }
+    package = importlib.import_module(options.package)
     if options.algorithm == "sac":
-        return SAC("MlpPolicy", env, ent_coef="auto_1.0", **same)
+        return package.SAC("MlpPolicy", env, ent_coef="auto_1.0", **same)
     actions = env.action_space.shape
     noise = NormalActionNoise(np.zeros(actions), np.full(actions, 0.1))  # in halves of the range
-    return TD3("MlpPolicy", env, action_noise=noise, policy_delay=2, **same)
+    return package.TD3("MlpPolicy", env, action_noise=noise, policy_delay=2, **same)
 
 
 def ppo_of(options: argparse.Namespace) -> PPO:
@@ -174,6 +179,7 @@ class Report(BaseCallback):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithm", choices=["sac", "td3", "dqn", "ppo"], default="sac")
+    parser.add_argument("--package", choices=["stable_baselines3", "sbx"], default="stable_baselines3")
     parser.add_argument("--env", default="Pendulum-v1")
     parser.add_argument("--prefill", type=int, default=1_000)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -191,6 +197,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
     report = Report(options)
     model_of(options).learn(options.frames, callback=report)
     report.report()
