@@ -24,7 +24,7 @@ from rlsync.evaluation.policy import Policy
 from rlsync.evaluation.process import best_in
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
-from rlsync.recipes.run_files import BEST, RECEIPTS, RESOLVED, VERSIONS
+from rlsync.recipes.run_files import BEST, RECEIPTS, RESOLVED, VERSIONS, best_agent
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import CPU, device_named
 from rlsync.workers.envs.specs import make_venv
@@ -76,7 +76,7 @@ def policy_of(
     run: Path, which: Which, where: str, trusted: bool, greedy: bool = True, device: str | torch.device = CPU
 ) -> Policy:
     """See :func:`rlsync.load_policy`; ``where`` is what errors call the place of ``which``."""
-    at = device_named(device, where)
+    at, run = device_named(device, where), best_agent(run)
     config = config_of(run, trusted)
     trust.check_file(run / BEST, run, trusted)
     acting = acting_of(config, deterministic=greedy)

@@ -25,7 +25,7 @@ def load_policy(
     """The policy that a run trained, as a module that acts.
 
     Args:
-        run: the run's folder.
+        run: the run's folder; of a population, the best agent's weights are taken.
         which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these; no
             version names a checkpoint with optimizer steps after its newest publish.
         greedy: take the likeliest action in place of drawing one.

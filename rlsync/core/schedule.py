@@ -248,7 +248,8 @@ def _blocks(file: Path) -> Iterator[bytes]:
     try:
         data = file.read_bytes()
     except OSError as error:
-        cure = "name the folder of a run that has written one: without it, none can be compared or made again"
+        cure = "name the folder of a run that has written one (populations write none): without it, none can "
+        cure += "be compared or made again"
         raise ConfigError(f"no schedule: {error.strerror}", str(file), cure) from error
     cure = "copy the file anew from the machine that wrote it"
     if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:

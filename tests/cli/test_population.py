@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rlsync
 from rlsync.cli.main import main
 from rlsync.cli.status import ended, handle_in, status_of
 from rlsync.evaluation.process import Evaluated
@@ -170,6 +171,7 @@ def test_a_killed_agent_stops_no_other_and_is_resumed_and_a_signal_ends_all(
     of_agent = capsys.readouterr().out.splitlines()[-1]
     assert main(["eval", str(run), "--episodes", "1", "--no-video"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == of_agent
+    assert rlsync.load_policy(run).digest() == rlsync.load_policy(best_agent(run)).digest()
     assert main(["rerun", str(run)]) == 2
     assert "its replay was that of a population" in capsys.readouterr().err
     assert main(["rerun", str(agents[0])]) == 2
