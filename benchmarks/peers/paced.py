@@ -11,6 +11,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
+from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 
@@ -20,6 +21,7 @@ def run(
     collector: CollectorConfig,
     recipe: RecipeConfig,
     seconds: float,
+    destination: str = "policy",
 ) -> None:
     """Train with one torch thread until the time is over.
 
@@ -29,6 +31,7 @@ def run(
         collector: what collects.
         recipe: its settings.
         seconds: from the first iteration on.
+        destination: of the actor's weights.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as run_dir:
@@ -40,6 +43,7 @@ def run(
                 collector=collector,
                 logger=LoggerConfig(kind="none"),
                 recipe=recipe,
+                sync=SyncConfig(map=[RouteConfig(destination, "loss_module.actor_network")]),
             )
         )
         (pace,) = (m for m in registered_modules(trainer) if isinstance(m, KeepPace))

@@ -20,6 +20,7 @@ from rlsync.recipes.settings import CollectorConfig
 from rlsync.recipes.td3 import TD3Config
 
 RECIPES = {"sac": (sac.RECIPE.build, SACConfig), "td3": (td3.RECIPE.build, TD3Config)}
+ACTOR = {"sac": "policy", "td3": "policy.module[0]"}  # what acts; of td3, before its noise
 
 
 def main() -> None:
@@ -35,7 +36,8 @@ def main() -> None:
     build, settings = RECIPES[options.algorithm]
     pace, way = PaceConfig(prefill=options.prefill), options.compile
     recipe = settings(total_frames=NEVER, lr=1e-3, pace=pace, update_dtype=options.update_dtype, compile=way)
-    run(build, options.env, CollectorConfig(options.collector, 1, 64), recipe, options.seconds)
+    collector = CollectorConfig(options.collector, 1, 64)
+    run(build, options.env, collector, recipe, options.seconds, ACTOR[options.algorithm])
 
 
 if __name__ == "__main__":

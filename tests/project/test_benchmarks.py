@@ -217,13 +217,19 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
 
 
 @pytest.mark.thorough
-def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("table", "names"), [("sac", ["rlsync-eager", "torchrl"]), ("td3", ["rlsync-eager"])]
+)
+def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(
+    table: str, names: list[str], tmp_path: Path
+) -> None:
     # Not compiled: on a busy machine that takes longer than the run.
-    contenders = ["--only", "rlsync-eager", "torchrl", "--rounds", 1, "--seconds", 60, "--prefill", 64]
-    ended = _run(BENCHMARKS / "off_policy.py", "sac", *contenders, "--out", tmp_path)
+    seconds = 60 if "torchrl" in names else 10
+    contenders = ["--only", *names, "--rounds", 1, "--seconds", seconds, "--prefill", 64]
+    ended = _run(BENCHMARKS / "off_policy.py", table, *contenders, "--out", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = json.loads((tmp_path / "sac.json").read_text())
-    for name in ("rlsync-eager", "torchrl"):
+    found = json.loads((tmp_path / f"{table}.json").read_text())
+    for name in names:
         (rates,) = found["rounds"][name]
         assert rates["frames_per_s"] > 0
         assert rates["updates_per_s"] > 0
