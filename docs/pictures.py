@@ -10,8 +10,10 @@ import csv
 import io
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +25,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from rich.console import Console
 
-from rlsync.cli import explain, plot
+from rlsync.cli import explain, plot, watch
 from rlsync.cli.panels import COLOURS
+from rlsync.cli.status import status_of
 
 PICTURES = Path(__file__).parent / "pictures"
 #: Inches, and dots an inch: letters can be read where a phone makes the picture half as wide.
@@ -46,10 +49,34 @@ def explained() -> str:
 def draw_explain(picture: Path) -> None:
     """The output of ``rlsync explain`` in a terminal's frame."""
     text = explained()
-    width = max(map(len, text.splitlines()))
+    draw_terminal(picture, text, "rlsync explain", max(map(len, text.splitlines())))
+
+
+def draw_status(picture: Path) -> None:
+    """What ``rlsync status --watch`` shows of a run of the actor-learner."""
+    with TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        train = [
+            "recipe=impala",
+            "recipe.target_return=null",
+            "recipe.total_frames=1000000",
+            f"run_dir={run}",
+        ]
+        view, text = watch.View(run), ""
+        with subprocess.Popen([sys.executable, "-m", "rlsync", "train", *train]) as trained:
+            for _ in range(60):
+                time.sleep(watch.EVERY_S)
+                if run.is_dir():
+                    text = view.of(status_of(run))
+            trained.send_signal(signal.SIGINT)
+    draw_terminal(picture, text, "rlsync status --watch", 90)
+
+
+def draw_terminal(picture: Path, text: str, title: str, width: int) -> None:
+    """A text in a terminal's frame, so many letters wide."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print(text, markup=False, highlight=False)
-    drawn = console.export_svg(title="rlsync explain", unique_id="explain")
+    drawn = console.export_svg(title=title, unique_id=picture.stem)
     picture.write_text(_WEB_FONT.sub("", drawn))
 
 
@@ -177,6 +204,7 @@ def draw_steps(picture: Path, results: str, group: str, goal: str) -> None:
 
 DRAWN: dict[str, Callable[[Path], None]] = {
     "explain.svg": draw_explain,
+    "status.svg": draw_status,
     "plot.png": draw_plot,
     "pong.png": draw_pong,
     "silent_sync.png": draw_silent_sync,
