@@ -69,20 +69,22 @@ def sb3(algorithm: str, env: str, *more: str) -> Words:
     def words(options: argparse.Namespace) -> list[str]:
         python = STABLE_BASELINES.python(options.peer_venv)
         asked = more if "--frames" in more else (*more, *_for_a_time(options))
-        own = ["--algorithm", algorithm, "--env", env, "--seed", SEED, *asked]
-        return [str(python), str(PEERS / "sb3_peer.py"), *own]
+        return [*_sb3_peer(python, algorithm, env), *asked]
 
     return words
 
 
 def sbx(algorithm: str, env: str) -> Words:
     """SBX, for a time."""
+    return lambda options: [
+        *_sb3_peer(SBX.python(options.sbx_venv), algorithm, env),
+        *("--package", "sbx"),
+        *_for_a_time(options),
+    ]
 
-    def words(options: argparse.Namespace) -> list[str]:
-        script = [str(SBX.python(options.sbx_venv)), str(PEERS / "sb3_peer.py"), "--package", "sbx"]
-        return [*script, "--algorithm", algorithm, "--env", env, "--seed", SEED, *_for_a_time(options)]
 
-    return words
+def _sb3_peer(python: Path, algorithm: str, env: str) -> list[str]:
+    return [str(python), str(PEERS / "sb3_peer.py"), "--algorithm", algorithm, "--env", env, "--seed", SEED]
 
 
 def torchrl(env: str) -> Words:

@@ -6,7 +6,8 @@
 
     PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm ppo --env CartPole-v1 --num-envs 8 --frames 20480
 
-With ``--package sbx`` the learner (sac, td3) is SBX's: the same in jax, compiled for one thread, too.
+With ``--package sbx`` the learner (sac, td3) is SBX's: the same in jax, which is asked for one thread,
+and takes more than one core all the same.
 It reports its frames and updates. With ``--evaluate-every`` it plays greedily between two updates and writes
 the returns as CSV; that time is not in the seconds of the file, nor in those that it reports. It ends when
 these returns reach ``--target-return``; without evaluations, when those of the last 20 episodes do.

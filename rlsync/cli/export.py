@@ -76,7 +76,8 @@ def policy_of(
     run: Path, which: Which, where: str, trusted: bool, greedy: bool = True, device: str | torch.device = CPU
 ) -> Policy:
     """See :func:`rlsync.load_policy`; ``where`` is what errors call the place of ``which``."""
-    at, run = device_named(device, where), best_agent(run)
+    at = device_named(device, where)
+    run = best_agent(run)
     config = config_of(run, trusted)
     trust.check_file(run / BEST, run, trusted)
     acting = acting_of(config, deterministic=greedy)

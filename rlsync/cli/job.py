@@ -19,7 +19,7 @@ from rlsync.cli.compose.refusals import parsed
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.cli.status import ended, learner_in
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.whole_file import require_writable
+from rlsync.core.whole_file import require_place
 from rlsync.recipes import checks
 from rlsync.recipes.bounds import caught
 from rlsync.recipes.checkpoints import checkpoint_at
@@ -131,8 +131,7 @@ def require_free_folder(job: Job) -> None:
     run_dir = job.config.run_dir
     if run_dir is None:  # Hydra names one
         return
-    place = next(each for each in Path(run_dir, "it").absolute().parents if each.exists())
-    require_writable(place, f"run_dir={run_dir}", "name a folder that you may write to")
+    require_place(Path(run_dir), f"run_dir={run_dir}", "name a folder that you may write to")
     if (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
         cure = "wait until that run has ended, stop it, or give another folder"
         raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)

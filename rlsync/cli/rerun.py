@@ -22,7 +22,7 @@ from rlsync.cli.run_folder import tell_without_end
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life
-from rlsync.core.whole_file import require_writable
+from rlsync.core.whole_file import require_place
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.rerun import config_of_rerun, lives_to_repeat, number_versions
 from rlsync.recipes.run_files import RESOLVED, SCHEDULE
@@ -118,6 +118,5 @@ def _new_folder(run: Path, into: Path | None) -> Path:
     folder = next(path for path in numbered if not path.exists()) if into is None else into
     if folder.exists():
         raise ConfigError(f"{folder} is there already", "--into", "name a new folder: nothing is overwritten")
-    place = next(each for each in folder.absolute().parents if each.exists())
-    require_writable(place, "--into", "name a folder that you may write to")
+    require_place(folder, "--into", "name a folder that you may write to")
     return folder

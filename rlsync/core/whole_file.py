@@ -50,6 +50,12 @@ def require_writable(folder: Path, where: str, cure: str) -> None:
         raise ConfigError(f"there is no folder {folder}", where, cure) from error
 
 
+def require_place(folder: Path, where: str, cure: str) -> None:
+    """The same for a folder that may have to be made, with those above it."""
+    place = next(each for each in (folder / "it").absolute().parents if each.exists())
+    require_writable(place, where, cure)
+
+
 def flush(path: Path) -> None:
     """Have the disk keep a file, or a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)

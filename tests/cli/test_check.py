@@ -307,6 +307,7 @@ def test_more_workers_than_fit_into_memory_are_told(recipe: str, capsys: pytest.
     errors = checked(capsys, f"recipe={recipe}", "collector.num_workers=21657356972")
     assert errors[0]["what"] == "collector.num_workers cannot be 21657356972"
     assert errors[0]["cure"] == "give a number > 0 and <= 1000"
+    assert "21657356972 workers are more than a machine runs" in {error["what"] for error in errors}
 
 
 def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,13 +218,13 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("table", "names"), [("sac", ["rlsync-eager", "torchrl"]), ("td3", ["rlsync-eager"])]
+    ("table", "names", "seconds"),
+    [("sac", ["rlsync-eager", "torchrl"], 60), ("td3", ["rlsync-eager"], 10)],
 )
 def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(
-    table: str, names: list[str], tmp_path: Path
+    table: str, names: list[str], seconds: int, tmp_path: Path
 ) -> None:
     # Not compiled: on a busy machine that takes longer than the run.
-    seconds = 60 if "torchrl" in names else 10
     contenders = ["--only", *names, "--rounds", 1, "--seconds", seconds, "--prefill", 64]
     ended = _run(BENCHMARKS / "off_policy.py", table, *contenders, "--out", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
