@@ -133,7 +133,13 @@ def runs_of(title: str, contenders: Mapping[str, Words]) -> Table:
     return Table(title, contenders, whole, partial(whole_table, peer=PEER), most_s=3_600.0)
 
 
-DQN_RUN = ("recipe=dqn", "recipe.total_frames=12000", "recipe.target_return=null")
+DQN_RUN = (
+    "recipe=dqn",
+    "recipe.total_frames=12000",
+    "recipe.target_return=null",
+    "recipe.evaluation.every_frames=0",
+)
+UNIFORM = ("recipe.prioritized=false",)  # as Stable-Baselines3 draws
 PPO_RUN = ("recipe=ppo", "recipe.total_frames=20480", "recipe.target_return=null")
 SAC_RETURN = (
     "recipe=sac",
@@ -151,8 +157,9 @@ TABLES: dict[str, Table] = {
     "dqn_run": runs_of(
         "dqn on CartPole-v1, 12,000 frames",
         {
-            "rlsync": run(*DQN_RUN, "recipe.evaluation.every_frames=0"),
-            "rlsync-eager": run(*DQN_RUN, "recipe.evaluation.every_frames=0", "recipe.compile=off"),
+            "rlsync": run(*DQN_RUN),
+            "rlsync-uniform": run(*DQN_RUN, *UNIFORM),
+            "rlsync-uniform-async": run(*DQN_RUN, *UNIFORM, "collector=async", "env.num_envs=4"),
             PEER: sb3("dqn", CARTPOLE, "--frames", "12000"),
         },
     ),
