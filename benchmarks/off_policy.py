@@ -57,9 +57,9 @@ def paced(algorithm: str, env: str, collector: str, *overrides: str) -> Words:
     return lambda options: [*peer, *_for_a_time(options)]
 
 
-def run(*overrides: str) -> Words:
-    """A whole run of rlsync's, with these overrides of ``rlsync train``."""
-    common = (f"seed={SEED}", "logger=none", "checkpoint_every_frames=1000000")
+def run(*overrides: str, cold: bool = False) -> Words:
+    """A whole run of rlsync's, with these overrides of ``rlsync train``; cold: nothing is compiled yet."""
+    common = (f"seed={SEED}", "logger=none", "checkpoint_every_frames=1000000", *(["--cold"] if cold else []))
     return lambda _: [sys.executable, str(PEERS / "rlsync_run_peer.py"), *overrides, *common]
 
 
@@ -176,7 +176,9 @@ TABLES: dict[str, Table] = {
     "sac_return": runs_of(
         "sac on Pendulum-v1, until -200",
         {
-            "rlsync": run(*SAC_RETURN),
+            "rlsync": run(*SAC_RETURN),  # which is too short to be compiled
+            "rlsync-compiled": run(*SAC_RETURN, "recipe.compile=on"),
+            "rlsync-cold": run(*SAC_RETURN, "recipe.compile=on", cold=True),
             PEER: sb3("sac", "Pendulum-v1", "--frames", "20000", "--target-return", "-200", *FEW_EPISODES),
         },
     ),

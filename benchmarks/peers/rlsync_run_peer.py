@@ -1,13 +1,15 @@
 """A run of ``rlsync train``, from its first frame to its end, with its frames, its updates and its return.
 
-    python benchmarks/peers/rlsync_run_peer.py recipe=dqn recipe.total_frames=12000
+    python benchmarks/peers/rlsync_run_peer.py recipe=dqn recipe.total_frames=12000 [--cold]
 
-It takes the overrides of ``rlsync train`` and writes its run folder into a temporary one.
+It takes the overrides of ``rlsync train`` and writes its run folder into a temporary one; --cold: what it
+compiles, too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 
@@ -22,8 +24,10 @@ from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 def main() -> None:
     torch.set_num_threads(1)
-    (job,) = jobs_of(command_line.read(sys.argv[1:]))
-    with tempfile.TemporaryDirectory() as run_dir:
+    (job,) = jobs_of(command_line.read([word for word in sys.argv[1:] if word != "--cold"]))
+    with tempfile.TemporaryDirectory() as run_dir, tempfile.TemporaryDirectory() as empty:
+        if "--cold" in sys.argv:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
         trainer = job.placed(run_dir, None).build()
         parts = registered_modules(trainer)
         (returns,) = (part for part in parts if isinstance(part, EpisodeReturns))
