@@ -141,12 +141,7 @@ DQN_RUN = (
 )
 UNIFORM = ("recipe.prioritized=false",)  # as Stable-Baselines3 draws
 PPO_RUN = ("recipe=ppo", "recipe.total_frames=20480", "recipe.target_return=null")
-SAC_RETURN = (
-    "recipe=sac",
-    "recipe.total_frames=20000",
-    "recipe.target_return=-200",
-    "recipe.evaluation.every_frames=500",
-)
+SAC_RETURN = ("recipe=sac", "recipe.target_return=-200", "recipe.evaluation.every_frames=500")
 FEW_EPISODES = ("--evaluate-every", "500", "--episodes", "8")
 CARTPOLE = "CartPole-v1"
 TABLES: dict[str, Table] = {
@@ -176,9 +171,9 @@ TABLES: dict[str, Table] = {
     "sac_return": runs_of(
         "sac on Pendulum-v1, until -200",
         {
-            "rlsync": run(*SAC_RETURN),  # which is too short to be compiled
-            "rlsync-compiled": run(*SAC_RETURN, "recipe.compile=on"),
-            "rlsync-cold": run(*SAC_RETURN, "recipe.compile=on", cold=True),
+            "rlsync": run(*SAC_RETURN),
+            "rlsync-cold": run(*SAC_RETURN, cold=True),
+            "rlsync-eager": run(*SAC_RETURN, "recipe.compile=off"),
             PEER: sb3("sac", "Pendulum-v1", "--frames", "20000", "--target-return", "-200", *FEW_EPISODES),
         },
     ),
