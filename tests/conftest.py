@@ -260,6 +260,7 @@ def _same_start_for_every_test() -> None:
     import torch  # not above: the process that hands tests out to others runs none, and all wait for it
 
     torch.set_num_threads(1)  # a TorchRL collector changes it when it shuts down
+    torch.set_flush_denormal(False)  # rlsync's command line changes it
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # torch's own also writes down the stack, once for each device

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 
-import torch
 from rlsync_peer import NEVER, Report
 from torchrl.trainers import Trainer
 
+from rlsync.cli.train import prepare_process
 from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
@@ -23,7 +23,7 @@ def run(
     seconds: float,
     destination: str = "policy",
 ) -> None:
-    """Train with one torch thread until the time is over.
+    """Train as ``rlsync train`` does until the time is over.
 
     Args:
         build: of the recipe.
@@ -33,7 +33,7 @@ def run(
         seconds: from the first iteration on.
         destination: of the actor's weights.
     """
-    torch.set_num_threads(1)
+    prepare_process()
     with tempfile.TemporaryDirectory() as run_dir:
         trainer = build(
             Config(

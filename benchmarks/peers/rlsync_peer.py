@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torchrl.trainers import Trainer
 
+from rlsync.cli.train import prepare_process
 from rlsync.recipes import run_files
 from rlsync.recipes.hooks.measuring import StatisticsHook
 from rlsync.recipes.impala import recipe
@@ -36,7 +36,6 @@ from rlsync.recipes.settings import (
     Config,
     LoggerConfig,
 )
-from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 REPORT_EVERY_S = 0.5
@@ -119,8 +118,7 @@ def main() -> None:
     parser.add_argument("--lag", type=int, help="collector.lag; by default the run is free")
     parser.add_argument("--cluster", action="store_true", help="workers on a Ray node of this machine")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    prepare_process()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:  # Ray may still write
         os.environ.setdefault("RAY_TMPDIR", run_dir)
         trainer = recipe.RECIPE.build(config_of(options, run_dir))

@@ -13,17 +13,16 @@ import os
 import sys
 import tempfile
 
-import torch
-
 from rlsync import SyncWeights
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
+from rlsync.cli.train import prepare_process
 from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    prepare_process()
     (job,) = jobs_of(command_line.read([word for word in sys.argv[1:] if word != "--cold"]))
     with tempfile.TemporaryDirectory() as run_dir, tempfile.TemporaryDirectory() as empty:
         if "--cold" in sys.argv:

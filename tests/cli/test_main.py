@@ -18,6 +18,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -25,7 +26,7 @@ from rlsync import __version__
 from rlsync.cli.compose.shipped import config_dir
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
-from rlsync.cli.train import LiveLine, shut_down
+from rlsync.cli.train import LiveLine, prepare_process, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import ppo
 from rlsync.recipes.run_files import (
@@ -294,6 +295,13 @@ def test_every_key_of_every_config_file_has_a_comment_above_it() -> None:
 
 
 # ---------------------------------------------------------------------------------------- explain
+
+
+def test_a_learner_takes_numbers_for_zero_that_would_slow_it_down() -> None:
+    moments = torch.full((64,), 1e-39)
+    assert (moments * 1.5 > 0).all()
+    prepare_process()
+    assert (moments * 1.5 == 0).all()
 
 
 @pytest.mark.usefixtures("fork_workers")
