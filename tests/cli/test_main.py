@@ -294,14 +294,14 @@ def test_every_key_of_every_config_file_has_a_comment_above_it() -> None:
         assert all(g.strip().startswith("collector:") for g in bare), (file.name, bare)
 
 
-# ---------------------------------------------------------------------------------------- explain
-
-
 def test_a_learner_takes_numbers_for_zero_that_would_slow_it_down() -> None:
     moments = torch.full((64,), 1e-39)
     assert (moments * 1.5 > 0).all()
     prepare_process()
     assert (moments * 1.5 == 0).all()
+
+
+# ---------------------------------------------------------------------------------------- explain
 
 
 @pytest.mark.usefixtures("fork_workers")
