@@ -50,7 +50,8 @@ def forget_rows(storage: Storage) -> None:
 
 class RowBuffer(TensorDictReplayBuffer):
     """A buffer of rows ``[N]`` that gathers what it draws tensor by tensor: TorchRL 0.14 takes five times as
-    long. It has no transforms and no prefetching. Until a draw costs what its gathers cost.
+    long (eight draws in one would save a fifth more, and draw other numbers). It has no transforms and no
+    prefetching. Until a draw costs what its gathers cost.
     """
 
     def sample(
