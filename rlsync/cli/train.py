@@ -195,7 +195,7 @@ def told_of_resume(trainer: Trainer, job: Job) -> str:
 def prepare_process() -> None:
     """One thread, which leaves the cores to the workers; no slow numbers; memory kept; and less noise."""
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # moments of Adam, of units that are off, would cost a fifth of a step
+    torch.set_flush_denormal(True)  # Adam's moments of units that are off would cost dqn a fifth of a step
     keep_freed_memory()
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*experimental/prototype feature")
