@@ -14,7 +14,7 @@ from rich.text import Text
 from rlsync.cli.compose import shipped
 from rlsync.cli.main import parser_of
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.path import check_choice
 
 _EXAMPLES = """examples:
   rlsync ls
@@ -79,11 +79,7 @@ def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
 def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipped.Shipped]:
     """The configs that ``GROUP`` or ``GROUP=NAME`` means."""
     group, _, name = word.partition("=")
-    if group not in groups:
-        hint = did_you_mean(nearest_name(group, groups))
-        raise ConfigError(f"no group {group!r}", "rlsync ls GROUP", f"{hint}groups: {', '.join(groups)}")
-    names = [config.name for config in groups[group]]
-    if name and name not in names:
-        cure = f"{did_you_mean(nearest_name(name, names))}{group} is one of {', '.join(names)}"
-        raise ConfigError(f"no {group} {name!r}", f"rlsync ls {word}", cure)
+    check_choice("group", group, groups, "rlsync ls GROUP")
+    if name:
+        check_choice(group, name, [config.name for config in groups[group]], f"rlsync ls {word}")
     return [config for config in groups[group] if name in ("", config.name)]

@@ -17,7 +17,7 @@ from shutil import disk_usage
 
 from rlsync import __version__
 from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError, causes, first_line
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.path import check_choice
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
 VERBS = {
@@ -82,9 +82,7 @@ def _run(words: list[str]) -> int:
         print(f"rlsync {__version__}")
         return 0
     verb, *arguments = words
-    if verb not in VERBS:
-        hint = did_you_mean(nearest_name(verb, VERBS))
-        raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")
+    check_choice("verb", verb, VERBS, "rlsync VERB")
     return int(importlib.import_module(f"rlsync.cli.{verb}").main(arguments))
 
 

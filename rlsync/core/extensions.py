@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
 from rlsync.core.errors import ConfigError, first_line
-from rlsync.core.path import did_you_mean, nearest_name
 
 #: ``a2c = "my_package:RECIPE"``.
 RECIPES = "rlsync.recipes"
@@ -53,13 +52,6 @@ def imported(point: EntryPoint, what: str, cure: str = "") -> Any:
         told = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"
         cure = f"correct the module; python -c 'import {point.module}' shows the line"
         raise ConfigError(told, where, cure) from error
-
-
-def unknown(what: str, name: str, where: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that neither rlsync nor an installed package has."""
-    names = list(known)
-    hint = did_you_mean(nearest_name(name, names))
-    return ConfigError(f"no {what} is named {name!r}", where, f"{hint}{what}s: {', '.join(names)}")
 
 
 def transports() -> dict[str, EntryPoint]:

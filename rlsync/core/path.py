@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -240,10 +240,11 @@ def nearest_name(wanted: str, offered: Iterable[str], cutoff: float = 0.6) -> st
     return close[0] if close else ""
 
 
-def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:
+def check_choice(what: str, chosen: str, offered: Collection[str], where: str) -> None:
     """Refuse (ConfigError) what is not offered."""
     if chosen not in offered:
-        raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")
+        near = did_you_mean(nearest_name(str(chosen), offered))
+        raise ConfigError(f"no {what} {chosen!r}", where, f"{near}choose one of: {', '.join(offered)}")
 
 
 def check_count(what: str, given: object, least: int, where: str, cure: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import check_count, did_you_mean, nearest_name
+from rlsync.core.path import check_choice, check_count
 
 Unit = Literal["batches", "frames", "optim_steps", "seconds"]
 UNITS: tuple[str, ...] = get_args(Unit)
@@ -88,16 +88,14 @@ class Every(Trigger):
     unit: Unit = "batches"
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            cure = did_you_mean(nearest_name(str(self.unit), UNITS)) + f"units: {', '.join(UNITS)}"
-            raise ConfigError(f"no unit {self.unit!r}", f"Every({self.n!r}, {self.unit!r})", cure)
+        where = f"Every({self.n!r}, {self.unit!r})"
+        check_choice("unit", self.unit, UNITS, where)
         whole = isinstance(self.n, int) and not isinstance(self.n, bool)
         real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"
         if not (whole or real) or self.n <= 0:
             kind = "number" if self.unit == "seconds" else "whole number"
             what = f"an interval is a positive {kind}, got {self.n!r}"
-            cure = f"for example Every(1, {self.unit!r})"
-            raise ConfigError(what, f"Every({self.n!r}, {self.unit!r})", cure)
+            raise ConfigError(what, where, f"for example Every(1, {self.unit!r})")
 
     def due(self, last: Counters, now: Counters) -> bool:
         before: float = getattr(last, self.unit)

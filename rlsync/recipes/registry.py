@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsync.core import extensions
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import check_choice
 
 if TYPE_CHECKING:  # imports torch: not needed to list names
     from tensordict.nn import TensorDictModuleBase
@@ -137,10 +138,10 @@ def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -
     if at is not None and name in SHIPPED:
         raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
     value = at or SHIPPED.get(name)
-    point = installed().get(name) if value is None else EntryPoint(name, value, extensions.RECIPES)
-    if point is None:
-        raise extensions.unknown("recipe", name, where, names())
-    return loaded(point)
+    if value is not None:
+        return loaded(EntryPoint(name, value, extensions.RECIPES))
+    check_choice("recipe", name, names(), where)
+    return loaded(installed()[name])
 
 
 def recipe_of(config: Config) -> Recipe:

@@ -8,7 +8,7 @@ from functools import partial, reduce
 from operator import or_
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.path import did_you_mean, nearest_name, parse
+from rlsync.core.path import check_choice, parse
 from rlsync.core.plan import Source
 from rlsync.core.trigger import Every, StepsAhead, Trigger
 from rlsync.recipes.bounds import above_zero, caught, refuse
@@ -126,10 +126,8 @@ def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
             else:
                 cure = "write {destination: policy, source: loss_module.actor_network}"
                 yield ConfigError(f"an entry of the sync map has no {side}", key, cure)
-        if route.dtype not in (None, *WIRE_DTYPES):
-            near = did_you_mean(nearest_name(str(route.dtype), WIRE_DTYPES))
-            cure = f"{near}give one of {', '.join(WIRE_DTYPES)}"
-            yield ConfigError(f"no dtype {route.dtype!r}", f"{key}.dtype", cure)
+        if (dtype := route.dtype) is not None:
+            yield from caught(partial(check_choice, "dtype", dtype, WIRE_DTYPES, f"{key}.dtype"))
         if route.destination and route.destination in taken:
             yield ConfigError(f"two entries of the sync map go to {route.destination!r}", key, "drop one")
         taken.add(route.destination)

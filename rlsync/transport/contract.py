@@ -34,8 +34,9 @@ from typing import Protocol
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
-from rlsync.core.extensions import imported, transports, unknown
+from rlsync.core.extensions import imported, transports
 from rlsync.core.ledger import Stamp
+from rlsync.core.path import check_choice
 from rlsync.tensors.layout import Layout
 
 #: ``apply(version, layout, views)`` writes the views of one version, one for each entry of the layout, into
@@ -255,8 +256,7 @@ class Handle(Protocol):
 def transport_named(name: str) -> Transport:
     """Make a transport; ConfigError if there is none of this name, or what its entry point makes is none."""
     found = transports()
-    if name not in found:
-        raise unknown("transport", name, f"transport={name!r}", found)
+    check_choice("transport", name, found, f"transport={name!r}")
     where, make = f"transport {name!r}, at {found[name].value}", imported(found[name], "transport")
     try:
         made: Transport = make()

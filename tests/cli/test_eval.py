@@ -366,7 +366,7 @@ def test_a_checkpoint_that_was_kept_elsewhere_is_evaluated(
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("recipe.name", "sarsa", "no recipe is named 'sarsa'"),
+        ("recipe.name", "sarsa", "no recipe 'sarsa'"),
         ("recipe.speed", 1, "'speed'"),
         ("recipe.hidden", [8], "does not fit the run's configuration"),
         ("env.id", "CartPol-v1", "cannot make the environment 'CartPol-v1'"),

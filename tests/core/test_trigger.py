@@ -246,7 +246,7 @@ def test_a_bad_interval_is_refused_in_three_lines(n: object, unit: object) -> No
 
 
 def test_a_typo_in_the_unit_is_answered_with_the_nearest_unit() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'optim_steps'\? units: batches, frames"):
+    with pytest.raises(ConfigError, match=r"did you mean 'optim_steps'\? choose one of: batches, frames"):
         Every(1, "optim_step")  # type: ignore[arg-type]
 
 
