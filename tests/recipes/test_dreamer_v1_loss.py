@@ -51,6 +51,23 @@ def test_the_loss_learns_scaled_rewards_and_leaves_the_rows_as_they_are() -> Non
     assert (rows == kept).all()
 
 
+def test_errors_of_observations_rewards_and_values_count_half_of_their_squares() -> None:
+    """Equations 7 and 10 of Hafner et al. 2019, with normal distributions of deviation 1."""
+    rows, loss = sample(), loss_of()
+    found = losses(loss, rows)
+    torch.manual_seed(1)
+    after = loss.model_loss.world_model(rows.clone())["next"].detach()
+    of_rewards = rows["next", "reward"] - after["reward"]
+    of_observations = rows["next", "observation"] - after["reco_pixels"].reshape(3, 5, 3)
+    assert found["loss_model_reward"] == pytest.approx(float(of_rewards.square().mean()) / 2)
+    assert found["loss_model_reco"] == pytest.approx(float(of_observations.square().sum(-1).mean()) / 2)
+    _, imagined = loss.actor_loss(after.select("state", "belief").reshape(-1))
+    values = loss.value_loss.value_model(imagined.select("state", "belief"))["state_value"]
+    weight = 0.99 ** torch.arange(imagined.shape[1]).unsqueeze(-1)
+    of_values = (weight * (values - imagined["lambda_target"]).square()).sum((1, 2)).mean()
+    assert found["loss_value"] == pytest.approx(float(of_values.detach()) / 2, rel=1e-5)
+
+
 def test_free_nats_are_free_in_the_mean_of_all_rows_and_not_in_each_row() -> None:
     model_loss = loss_of(free_nats=3.0).model_loss
     apart = torch.tensor([[0.0], [20.0]]).sqrt()  # 0 and 10 nats

@@ -14,7 +14,7 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictSequential,
 )
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torchrl import modules
 from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerValueLoss, LossModule
 from torchrl.trainers import Trainer
@@ -72,19 +72,7 @@ class DreamerV1Loss(LossModule):
         actor_losses, imagined = self.actor_loss(posterior["next"].select("state", "belief").reshape(-1))
         value_losses, _ = self.value_loss(imagined)
         found = TensorDict({name: loss.squeeze() for name, loss in losses.items()})
-        return found.update(actor_losses).update(value_losses)
-
-
-class _AsPicture(nn.Module):
-    """Gives the output of a network the shape in which the loss expects it."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        out: Tensor = self.net(*inputs)
-        return out.reshape(*out.shape[:-1], 1, 1, -1)
+        return found.update(actor_losses).update(value_losses / 2)
 
 
 def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.device = CPU) -> DreamerV1Loss:
@@ -99,6 +87,7 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
     prior = modules.RSSMPrior(spaces.action_spec, cells, belief, state, action_dim=spaces.actions)
     posterior = modules.RSSMPosterior(cells, state, rnn_hidden_dim=belief, obs_embed_dim=cells)
     reward, value = net(features, 1), net(features, 1)
+    decoder = net(features, spaces.features).append(nn.Unflatten(-1, (1, 1, spaces.features)))  # as a picture
     world_model = modules.WorldModelWrapper(
         TensorDictSequential(
             TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
@@ -114,13 +103,15 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
                     [("next", "posterior_mean"), ("next", "posterior_std"), ("next", "state")],
                 ),
             ),
-            TensorDictModule(_AsPicture(net(features, spaces.features)), REPLAYED, [("next", "reco_pixels")]),
+            TensorDictModule(decoder, REPLAYED, [("next", "reco_pixels")]),
         ),
         TensorDictModule(reward, REPLAYED, [("next", "reward")]),
     )
     model_loss = DreamerModelLoss(
         world_model,
         lambda_kl=recipe.kl_scale,
+        lambda_reco=0.5,  # with the square of an error: what a normal distribution of deviation 1 loses
+        lambda_reward=0.5,
         free_nats=recipe.free_nats,
         delayed_clamp=True,  # the paper's mean is over all rows, and only then cut
     )
