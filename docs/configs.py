@@ -46,7 +46,6 @@ COMMENTS_BY_HAND: dict[str, set[str]] = {
         "recipe.gamma",
         "recipe.lr",
         "recipe.open_loop",
-        "recipe.sequence_length",
     },
     "recipe/impala.yaml": {
         "recipe.evaluation.episodes",

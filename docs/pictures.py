@@ -126,7 +126,6 @@ OFF_POLICY = {
     "CartPole-v1": (
         Contender("dqn", "rlsync", "dqn"),
         Contender("dqn, uniform replay", "rlsync", "dqn", "uniform"),
-        Contender("dqn, ladder", "rlsync", "dqn", "ladder"),
     ),
     "Pendulum-v1": (
         Contender("sac", "rlsync", "sac"),

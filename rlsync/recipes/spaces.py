@@ -67,9 +67,13 @@ class Spaces:
     def observation_dtype(self) -> torch.dtype:
         return torch.uint8 if self.picture else torch.float32
 
+    @property
+    def discrete(self) -> bool:
+        return isinstance(self.action_spec, OneHot)
+
     def player_actions(self) -> ActionSpec:
         """The actions as players see them."""
-        if isinstance(self.action_spec, OneHot):
+        if self.discrete:
             return DiscreteActions(self.actions)
         low, high = self.bounds()
         return BoxActions(self.actions, tuple(low.tolist()), tuple(high.tolist()))

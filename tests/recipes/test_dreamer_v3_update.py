@@ -142,3 +142,14 @@ def test_updates_write_what_torchrls_stepper_writes_and_a_hook_inside_sends_them
         trainer.optim_steps(batch_of(spaces, number, torch.float32))
     assert stepper.way() == "in TorchRL's way: somebody's hook is on RSSMRolloutV3"
     assert calls
+
+
+def test_the_model_sees_actions_in_halves_of_their_ranges_also_those_beyond_1() -> None:
+    """The paper's actions are from -1 to 1, and its recurrent model cuts others."""
+    spaces = SPACES["continuous"]
+    prior = v3.make_loss(RECIPE, spaces).model_loss.world_model[1].rssm_prior.module
+    state, belief = torch.zeros(4, 12), torch.zeros(4, 12)
+    beliefs = prior(state, belief, torch.tensor([[0.5, -2.0], [1.75, 0.5], [3.0, 3.0], [9.0, 9.0]]))[-1]
+    papers = prior.rnn(state, belief, torch.tensor([[0.0, -1.0], [0.5, 0.0], [1.0, 1.0], [1.0, 1.0]]))
+    assert_close(beliefs, papers)
+    assert not torch.allclose(beliefs[1], beliefs[2])

@@ -103,6 +103,10 @@ class DreamerV3Config(DreamerConfig):
 
     name: str = "dreamer_v3"
     total_frames: int = bounds.above_zero(20_000)
+    batch_size: int = bounds.above_zero(4)
+    #: Stored frames in each sequence; it may cross the end of an episode, and begins without a state. The
+    #: prefill must have a sequence of each environment.
+    sequence_length: int = bounds.at_least(2, 64)
     #: A gradient is cut to this share of the norm of its weights.
     clip_norm: float = bounds.in_optimizer(bounds.above_zero(0.3), "agc")
     #: The other part of the state is drawn: so many numbers ...

@@ -6,6 +6,8 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict.nn import (
     NormalParamExtractor,
@@ -16,7 +18,6 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torchrl import modules
-from torchrl.data import OneHot
 from torchrl.objectives import DreamerV3ActorLoss, DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
@@ -57,6 +58,24 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
 _LEAST_SPREAD = 0.1
 
 
+class Prior(modules.RSSMPriorV3):
+    """TorchRL's, which cuts the numbers of an action to 1: here they are in halves of their ranges."""
+
+    def __init__(self, spaces: Spaces, **settings: Any) -> None:
+        super().__init__(action_shape=(spaces.actions,), action_dim=spaces.actions, **settings)
+        self.numbers = not spaces.discrete
+        if self.numbers:
+            low, high = spaces.bounds()
+            self.register_buffer("middle", (low + high) / 2)
+            self.register_buffer("half_range", (high - low) / 2)
+
+    def scaled(self, action: Tensor) -> Tensor:
+        return (action - self.middle) / self.half_range if self.numbers else action
+
+    def _update_belief(self, state: Tensor, belief: Tensor, action: Tensor) -> Tensor:
+        return super()._update_belief(state, belief, self.scaled(action))
+
+
 class SymlogMLP(modules.DreamerV3MLP):
     """An MLP whose input is squashed first: numbers of any size become small ones."""
 
@@ -87,14 +106,7 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         return modules.DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
 
     encoder, embedding, decoder = make_eyes(recipe, spaces, features)
-    prior = modules.RSSMPriorV3(
-        action_shape=(spaces.actions,),
-        action_dim=spaces.actions,
-        recurrent_model="block_gru",
-        num_blocks=1,
-        prior_num_layers=1,
-        **sizes,
-    )
+    prior = Prior(spaces, recurrent_model="block_gru", num_blocks=1, prior_num_layers=1, **sizes)
     posterior = modules.RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
     ends = head(1)
     reward, value = head(recipe.bins, 0.0), head(recipe.bins, 0.0)
@@ -150,7 +162,7 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         ),
         imagination_horizon=recipe.horizon,
         entropy_bonus=recipe.entropy,
-        use_reinforce=isinstance(spaces.action_spec, OneHot),  # else the gradient goes through the model
+        use_reinforce=spaces.discrete,  # else the gradient goes through the model
     )
     actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda)
     value_loss = DreamerV3ValueLoss(
@@ -180,7 +192,7 @@ def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[n
 
 def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> ProbabilisticTensorDictSequential:
     """What chooses an action from a state: one of n, or numbers within their bounds."""
-    if isinstance(spaces.action_spec, OneHot):
+    if spaces.discrete:
         sizes = {"depth": recipe.depth, "num_cells": recipe.cells}
         return modules.DreamerV3DiscreteActor(features, spaces.actions, unimix=recipe.unimix, **sizes)
     low, high = spaces.bounds()

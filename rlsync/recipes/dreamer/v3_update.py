@@ -103,7 +103,7 @@ class _Losses:
                 actions.append(one_hot(chosen, probs.shape[-1]).to(state.dtype))
             else:
                 actions.append(self.acting(state, belief).rsample())
-            belief = _next_belief(prior.rnn, state, belief, _of_actions(prior.rnn, actions[-1]))
+            belief = _next_belief(prior.rnn, state, belief, _of_actions(prior, actions[-1]))
             uniform = torch.rand(len(state), prior.num_categoricals, device=state.device)
             state = _drawn(prior, prior.rnn_to_prior_projector(belief), uniform)
             states.append(state)
@@ -132,7 +132,7 @@ class RSSMUnroll(RSSMRolloutV3):
         prior, posterior = self.rssm_prior.module, self.rssm_posterior.module
         seen, action = tensordict["next", "encoded_latents"], tensordict["action"]
         kept = (~tensordict["is_init"]).to(seen.dtype)
-        of_actions = _of_actions(prior.rnn, action * kept).unbind(1)
+        of_actions = _of_actions(prior, action * kept).unbind(1)
         first, norm, activation, last = posterior.obs_rnn_to_post_projector
         of_belief, of_seen = first.weight.tensor_split([prior.rnn_hidden_dim], 1)
         of_seen = linear(seen, of_seen, first.bias).unbind(1)
@@ -151,8 +151,9 @@ class RSSMUnroll(RSSMRolloutV3):
         return tensordict
 
 
-def _of_actions(rnn: Any, action: Tensor) -> Tensor:
-    features: Tensor = rnn.action_projection(action / action.detach().abs().clamp_min(1))
+def _of_actions(prior: Any, action: Tensor) -> Tensor:
+    scaled = prior.scaled(action)
+    features: Tensor = prior.rnn.action_projection(scaled / scaled.detach().abs().clamp_min(1))
     return features
 
 
