@@ -143,8 +143,9 @@ class Takes:
             case OneHot():  # and not of several choices at once, which is a class below it
                 return type(action) is OneHot and self.actions in ("discrete", "any")
             case Bounded():
-                finite = all(bool(bound.isfinite().all()) for bound in (action.space.low, action.space.high))
-                return self.actions in ("box", "any") and action.ndim == 1 and finite
+                ranges = action.space.high - action.space.low
+                each = bool((ranges.isfinite() & (ranges > 0)).all())
+                return self.actions in ("box", "any") and action.ndim == 1 and each
         return False
 
     def _refused(self, name: str, why: str) -> ConfigError:

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor
 from torch.testing import assert_close
@@ -429,6 +430,17 @@ def test_an_environment_with_other_actions_is_refused_with_examples(name: str, e
         recipe_of(config).probe(EnvConfig(env))
     assert why in refused.value.where
     assert "-v" in refused.value.cure
+
+
+@pytest.mark.parametrize("high", [0.0, math.inf])
+def test_a_number_of_an_action_whose_range_is_nothing_or_endless_is_refused(high: float) -> None:
+    class Reaching(gymnasium.Env[np.ndarray, np.ndarray]):
+        observation_space = Box(-1, 1, (1,))
+        action_space = Box(np.array([-1, 0], np.float32), np.array([1, high], np.float32))
+
+    gymnasium.register(f"Reaching{high:g}-v0", Reaching)
+    with pytest.raises(ConfigError, match="does not have a flat observation and continuous actions"):
+        recipe_of(small("sac")).probe(EnvConfig(f"Reaching{high:g}-v0"))
 
 
 @pytest.mark.parametrize(
