@@ -133,12 +133,10 @@ OFF_POLICY = {
         Contender("td3", "rlsync", "td3"),
         Contender("SB3 TD3", SB3, "td3"),
     ),
-    "HalfCheetah-v5": (
-        Contender("sac", "rlsync", "sac"),
-        Contender("SB3 SAC", SB3, "sac"),
-        Contender("td3", "rlsync", "td3"),
-        Contender("SB3 TD3", SB3, "td3"),
-    ),
+    **{
+        env: (Contender("sac", "rlsync", "sac"), Contender("SB3 SAC", SB3, "sac"))
+        for env in ("HalfCheetah-v5", "Hopper-v5")
+    },
 }
 DREAMER = {
     "CartPole-v1": (
@@ -148,7 +146,7 @@ DREAMER = {
     ),
     "Pendulum-v1": (
         Contender("dreamer_v1", "rlsync", "dreamer_v1"),
-        Contender("dreamer_v3, one seed", "rlsync", "dreamer_v3"),
+        Contender("dreamer_v3", "rlsync", "dreamer_v3"),
     ),
     "CartPole-v1 from pixels": (
         Contender("dreamer_v3, two seeds", "rlsync", "dreamer_v3", "env=rendered_cartpole"),

@@ -107,22 +107,17 @@ def steps(file: str, **which: str) -> list[float]:
 
 
 def rows() -> list[Row]:
-    off, dreamer, cartpole, pendulum, cheetah = (
-        "off_policy.csv",
-        "dreamer.csv",
-        "CartPole-v1",
-        "Pendulum-v1",
-        "HalfCheetah-v5",
-    )
+    off, dreamer, cartpole, pendulum = "off_policy.csv", "dreamer.csv", "CartPole-v1", "Pendulum-v1"
+    cheetah, hopper = "HalfCheetah-v5", "Hopper-v5"
 
-    def replay(recipe: str, env: str, frames: int, options: str = "", more: str = "") -> Row:
-        ours, theirs = (
-            runs(off, name, recipe, env, *option) for name, option in (("rlsync", [options]), (SB3, [""]))
-        )
+    def replay(recipe: str, env: str, frames: int, section: str, options: str = "", more: str = "") -> Row:
+        ours, theirs = (runs(off, name, recipe, env, options) for name in ("rlsync", SB3))
         at = after(frames)
         measured = f"return after {frames:,} frames"
-        page = f"off_policy.md#{env.lower()}-sac-and-td3"
+        page = f"off_policy.md#{section}"
         return Row(recipe, env, page, measured, [*map(at, ours)], "SB3", [*map(at, theirs)], more)
+
+    slow = "one update for 8 frames"
 
     until = "frames until a return of"
     impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
@@ -138,16 +133,13 @@ def rows() -> list[Row]:
             f"{until} 475",
             [*map(first(475.0), runs(off, "rlsync", "dqn", cartpole, ""))],
         ),
-        replay("sac", pendulum, 9_500),
-        replay("td3", pendulum, 9_500),
-        replay(
-            "sac",
-            cheetah,
-            192_500,
-            "torch_weights_one_worker_batch_8",
-            f" env.id={cheetah} recipe.pace.ratio=0.125",
+        replay("sac", pendulum, 9_500, "pendulum-v1-sac-and-td3"),
+        replay("td3", pendulum, 9_500, "pendulum-v1-sac-and-td3"),
+        *(
+            replay("sac", env, 100_000, "mujoco", more=f" env.id={env} recipe.total_frames=100000")
+            for env in (cheetah, hopper)
         ),
-        replay("td3", cheetah, 192_500, "", f" env.id={cheetah} recipe.pace.ratio=0.125"),
+        replay("td3", cheetah, 192_500, "mujoco", slow, f" env.id={cheetah} recipe.pace.ratio=0.125"),
         Row("impala", cartpole, "laser.md", f"{until} 450", impala, command=here),
         Row("laser", cartpole, "laser.md", f"{until} 450", laser, "`impala`", impala, command=here),
         Row(
@@ -173,6 +165,14 @@ def rows() -> list[Row]:
             "dreamer.md#cartpole-v1",
             f"{until} 475",
             [*map(first(475.0), runs(dreamer, "rlsync", "dreamer_v3", cartpole, ""))],
+        ),
+        Row(
+            "dreamer_v3",
+            pendulum,
+            "dreamer.md#pendulum-v1",
+            "return after 5,000 frames",
+            [*map(after(5_200), runs(dreamer, "rlsync", "dreamer_v3", pendulum, ""))],
+            more=" env=pendulum recipe.total_frames=5000",
         ),
     ]
 
