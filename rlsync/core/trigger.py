@@ -93,8 +93,7 @@ class Every(Trigger):
         whole = isinstance(self.n, int) and not isinstance(self.n, bool)
         real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"
         if not (whole or real) or self.n <= 0:
-            kind = "number" if self.unit == "seconds" else "whole number"
-            what = f"an interval is a positive {kind}, got {self.n!r}"
+            what = f"an interval is a positive {'whole ' * (self.unit != 'seconds')}number, got {self.n!r}"
             raise ConfigError(what, where, f"for example Every(1, {self.unit!r})")
 
     def due(self, last: Counters, now: Counters) -> bool:

@@ -6,8 +6,6 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict.nn import (
     NormalParamExtractor,
@@ -29,6 +27,7 @@ from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
 from rlsync.recipes.dreamer.v3_update import pure_update
 from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.spaces import Spaces
+from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
 from rlsync.workers.devices import CPU
 
 
@@ -52,28 +51,6 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
         pure.PureStepper(lambda: pure_update(loss, optimizer, target)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
-
-
-#: The standard deviation of a continuous actor does not fall below this, before its actions are squashed.
-_LEAST_SPREAD = 0.1
-
-
-class Prior(modules.RSSMPriorV3):
-    """TorchRL's, which cuts the numbers of an action to 1: here they are in halves of their ranges."""
-
-    def __init__(self, spaces: Spaces, **settings: Any) -> None:
-        super().__init__(action_shape=(spaces.actions,), action_dim=spaces.actions, **settings)
-        self.numbers = not spaces.discrete
-        if self.numbers:
-            low, high = spaces.bounds()
-            self.register_buffer("middle", (low + high) / 2)
-            self.register_buffer("half_range", (high - low) / 2)
-
-    def scaled(self, action: Tensor) -> Tensor:
-        return (action - self.middle) / self.half_range if self.numbers else action
-
-    def _update_belief(self, state: Tensor, belief: Tensor, action: Tensor) -> Tensor:
-        return super()._update_belief(state, belief, self.scaled(action))
 
 
 class SymlogMLP(modules.DreamerV3MLP):
@@ -106,7 +83,8 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         return modules.DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
 
     encoder, embedding, decoder = make_eyes(recipe, spaces, features)
-    prior = Prior(spaces, recurrent_model="block_gru", num_blocks=1, prior_num_layers=1, **sizes)
+    bounds = None if spaces.discrete else spaces.bounds()
+    prior = ScaledPrior(spaces.actions, bounds, num_blocks=1, prior_num_layers=1, **sizes)
     posterior = modules.RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
     ends = head(1)
     reward, value = head(recipe.bins, 0.0), head(recipe.bins, 0.0)
@@ -197,7 +175,7 @@ def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> Probab
         return modules.DreamerV3DiscreteActor(features, spaces.actions, unimix=recipe.unimix, **sizes)
     low, high = spaces.bounds()
     net = modules.DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)
-    spread = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=_LEAST_SPREAD)
+    spread = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=0.1)
     return ProbabilisticTensorDictSequential(
         TensorDictModule(net, IMAGINED, ["loc_and_scale"]),
         TensorDictModule(spread, ["loc_and_scale"], ["loc", "scale"]),
