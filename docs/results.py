@@ -117,9 +117,7 @@ def rows() -> list[Row]:
         page = f"off_policy.md#{section}"
         return Row(recipe, env, page, measured, [*map(at, ours)], "SB3", [*map(at, theirs)], more)
 
-    slow = "one update for 8 frames"
-
-    until = "frames until a return of"
+    until, slow = "frames until a return of", "one update for 8 frames"
     impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
     here = "python benchmarks/laser_cartpole.py"
     with (FOLDER / "pong.csv").open(newline="") as opened:

@@ -365,15 +365,21 @@ def test_what_the_page_says_of_sac_and_stable_baselines_follows_from_its_runs() 
         runs.setdefault(tuple(run), []).append(value)
     p_value = runpy.run_path(str(BENCHMARKS / "permutation.py"))["p_value"]
     slow, sb3s = "one update for 8 frames", "stable-baselines3"
-    first, torchs, one_worker = (
+    first, torchs, one_worker, as_sb3 = (
         runs["HalfCheetah-v5", "rlsync", slow + more]
-        for more in ("", "; torch_weights", "; torch_weights_one_worker")
+        for more in (
+            "",
+            "; torch_weights",
+            "; torch_weights_one_worker",
+            "; torch_weights_one_worker_batch_8",
+        )
     )
-    found = [p_value(first + torchs + one_worker, runs["HalfCheetah-v5", sb3s, slow])]
+    long, sb3 = first + torchs + one_worker, runs["HalfCheetah-v5", sb3s, slow]
+    found = [p_value(long, sb3), p_value(as_sb3, sb3), p_value(as_sb3, one_worker)]
     found += [
         p_value(runs[env, "rlsync", ""], runs[env, sb3s, ""]) for env in ("HalfCheetah-v5", "Hopper-v5")
     ]
-    assert [round(each, 3) for each in found] == [0.012, 0.1, 1.0]
+    assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151, 0.1, 1.0]
     assert p_value([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
 
 

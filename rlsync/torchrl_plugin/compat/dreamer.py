@@ -9,7 +9,7 @@ from torchrl.modules import RSSMPriorV3
 
 
 class ScaledPrior(RSSMPriorV3):
-    """TorchRL's cuts numbers of an action to 1; this one scales them by their bounds. Until it does so."""
+    """Scales actions by their bounds for TorchRL's, which cuts their numbers to 1. Until TorchRL's does."""
 
     def __init__(self, actions: int, bounds: tuple[Tensor, Tensor] | None, **settings: Any) -> None:
         settings |= {"action_shape": (actions,), "action_dim": actions, "recurrent_model": "block_gru"}
