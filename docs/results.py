@@ -106,6 +106,16 @@ def steps(file: str, **which: str) -> list[float]:
     return [float(row.get("steps") or row["frames"]) for row in rows]
 
 
+def best(replay: str) -> list[float]:
+    """The last return of the best agent of each population that shares a replay, or does not."""
+    found: dict[str, float] = {}
+    with (FOLDER / "swing_up.csv").open(newline="") as opened:
+        for row in csv.DictReader(opened):
+            if row["replay"] == replay and row["frames"] == "600000":
+                found[row["population"]] = max(float(row["return"]), found.get(row["population"], 0.0))
+    return list(found.values())
+
+
 def rows() -> list[Row]:
     off, dreamer, cartpole, pendulum = "off_policy.csv", "dreamer.csv", "CartPole-v1", "Pendulum-v1"
     cheetah, hopper = "HalfCheetah-v5", "Hopper-v5"
@@ -140,6 +150,16 @@ def rows() -> list[Row]:
         replay("td3", cheetah, 192_500, "mujoco", slow, f" env.id={cheetah} recipe.pace.ratio=0.125"),
         Row("impala", cartpole, "laser.md", f"{until} 450", impala, command=here),
         Row("laser", cartpole, "laser.md", f"{until} 450", laser, "`impala`", impala, command=here),
+        Row(
+            "laser",
+            "SparseSwingUp-v0",
+            "laser.md#shared-experience",
+            "return of the best of three agents after 600,000 frames",
+            best("sharing"),
+            "alone",
+            best("alone"),
+            command="rlsync train recipe=laser recipe.agents=3 env.id=swing_up:SparseSwingUp-v0",
+        ),
         Row(
             "impala",
             "Pong",

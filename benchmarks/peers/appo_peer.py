@@ -2,7 +2,11 @@
 
     PEER_PYTHON benchmarks/peers/appo_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
                                               [--batch 256] [--torso shallow] [--lstm 0]
+                                              [--until RETURN --out FILE.csv]
                                               [Sample Factory's own arguments]
+
+With ``--until`` it ends when the mean return of the newest 20 episodes reaches that; ``--out`` has this mean
+every 40,000 steps.
 
 The environment is that of ``sf_examples.atari``. ale-py 0.12 registers nothing for gymnasium 0.29, so this
 script registers the id that those examples use. Steps are those that the learner has trained on, without
@@ -18,8 +22,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
+from pathlib import Path
 
 import gymnasium
 from sample_factory.algo.runners.runner import AlgoObserver, Runner
@@ -30,6 +36,7 @@ from sf_examples.atari.atari_utils import make_atari_env
 
 ENV = "atari_pong"
 REPORT_EVERY_S = 0.5
+EPISODES, ROW_EVERY_STEPS = 20, 40_000
 
 
 def make_env(name: str, cfg: object, env_config: object, render_mode: str | None = None) -> gymnasium.Env:
@@ -46,9 +53,14 @@ def make_env(name: str, cfg: object, env_config: object, render_mode: str | None
 class Report(AlgoObserver):
     """Prints a line of JSON for the measuring process, from time to time after a training step."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, until: float, out: Path | None) -> None:
         self._seconds = seconds
-        self._ends_s = self._next_s = 0.0
+        self._until = until
+        self._out = out
+        self._began_s = time.monotonic()
+        self._ends_s = self._next_s = self._next_row = 0.0
+        if out:
+            out.write_text("frames,return,seconds\n")
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
         now = time.monotonic()
@@ -58,6 +70,7 @@ class Report(AlgoObserver):
         if now < self._next_s or 0 not in runner.env_steps:
             return
         self._next_s = now + REPORT_EVERY_S
+        self._follow(runner)
         lag = runner.policy_lag[0]
         line: dict[str, float] = {
             "steps": int(runner.env_steps[0]),
@@ -70,6 +83,19 @@ class Report(AlgoObserver):
                 "lag_max": float(lag["version_diff_max"]),
             }
         print("@", json.dumps(line), flush=True)
+
+    def _follow(self, runner: Runner) -> None:
+        newest = list(runner.policy_avg_stats.get("reward", [[]])[0])[-EPISODES:]
+        if len(newest) < EPISODES:
+            return
+        mean, steps = sum(map(float, newest)) / EPISODES, int(runner.env_steps[0])
+        reached = mean >= self._until
+        if self._out and (reached or steps >= self._next_row):
+            self._next_row = steps + ROW_EVERY_STEPS
+            with self._out.open("a") as opened:
+                opened.write(f"{steps},{mean:.2f},{time.monotonic() - self._began_s:.0f}\n")
+        if reached:
+            runner.total_train_seconds = runner.cfg.train_for_seconds + 1
 
 
 def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:
@@ -123,13 +149,15 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
     parser.add_argument("--lstm", type=int, default=0)
+    parser.add_argument("--until", type=float, default=math.inf)
+    parser.add_argument("--out", type=Path)
     options, further = parser.parse_known_args()
     register_env(ENV, make_env)
     with tempfile.TemporaryDirectory() as train_dir:
         told = arguments(options, train_dir) + further
         parser, _ = parse_sf_args(told)
         _, runner = make_runner(parse_full_cfg(parser, told))
-        runner.register_observer(Report(options.seconds))
+        runner.register_observer(Report(options.seconds, options.until, options.out))
         return int(runner.init() or runner.run())
 
 

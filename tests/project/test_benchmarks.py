@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import math
 import runpy
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from tests.tools.parts.namespaces import in_a_session
@@ -350,6 +352,20 @@ def test_an_image_crosses_to_each_other_node_of_a_cluster_once(tmp_path: Path) -
     assert row["image_mb"] <= row["came_elsewhere_mb"] < 1.5 * row["image_mb"]
     assert row["adopted_ms"] > 0
     assert row["late_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("angle", "turning", "reward"), [(0.0, 0.0, 1), (0.6, 0.0, 0), (0.0, 2.0, 0), (math.pi, 0.0, 0)]
+)
+def test_a_swinging_pole_is_rewarded_only_while_it_stands(
+    angle: float, turning: float, reward: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    env = gymnasium.make("swing_up:SparseSwingUp-v0")
+    seen, _ = env.reset(seed=0)
+    assert seen[2] < -0.99  # the cosine of its angle: it hangs
+    env.unwrapped.state[2:] = angle, turning  # type: ignore[attr-defined]
+    assert env.step(0)[1] == reward
 
 
 def test_what_the_page_says_of_sac_and_stable_baselines_follows_from_its_runs() -> None:
