@@ -14,7 +14,7 @@ By default it makes all tables, one after the other:
 The contenders take turns in each round, each in its own processes with one torch thread:
 
     rlsync, rlsync-*  this package's recipe, as shipped but for what its name says; -bfloat16 only where the
-                      processor has it
+                      processor has it; -crossq is recipe=crossq, beside sac
     sb3, sb3-*        Stable-Baselines3 in its own virtual environment (made at first use): one process,
                       with equal networks, batches, rates and updates for each frame
     sbx               the same settings of SBX, which is Stable-Baselines3 in jax (sac and td3 only)
@@ -125,7 +125,7 @@ def rates_of(algorithm: str, env: str) -> Table:
     if bfloat16_instructions() == []:
         del contenders["rlsync-bfloat16"]
     if algorithm == "sac":
-        contenders["torchrl"] = torchrl(env)
+        contenders |= {"torchrl": torchrl(env), "rlsync-crossq": paced("crossq", env, "async")}
     return Table(f"{algorithm} on {env}, updates a second", contenders, rates, partial(table, peer=PEER))
 
 

@@ -134,7 +134,11 @@ OFF_POLICY = {
         Contender("SB3 TD3", SB3, "td3"),
     ),
     **{
-        env: (Contender("sac", "rlsync", "sac"), Contender("SB3 SAC", SB3, "sac"))
+        env: (
+            Contender("sac", "rlsync", "sac"),
+            Contender("SB3 SAC", SB3, "sac"),
+            Contender("crossq", "rlsync", "crossq"),
+        )
         for env in ("HalfCheetah-v5", "Hopper-v5")
     },
 }

@@ -147,6 +147,19 @@ def rows() -> list[Row]:
             replay("sac", env, 100_000, "mujoco", more=f" env.id={env} recipe.total_frames=100000")
             for env in (cheetah, hopper)
         ),
+        *(
+            Row(
+                "crossq",
+                env,
+                "off_policy.md#mujoco",
+                "return after 50,000 frames",
+                [*map(after(50_500), runs(off, "rlsync", "crossq", env, ""))],
+                "`sac`",
+                [*map(after(50_500), runs(off, "rlsync", "sac", env, ""))],
+                more=f" env.id={env} recipe.total_frames=50000",
+            )
+            for env in (cheetah, hopper)
+        ),
         replay("td3", cheetah, 192_500, "mujoco", slow, f" env.id={cheetah} recipe.pace.ratio=0.125"),
         Row("impala", cartpole, "laser.md", f"{until} 450", impala, command=here),
         Row("laser", cartpole, "laser.md", f"{until} 450", laser, "`impala`", impala, command=here),

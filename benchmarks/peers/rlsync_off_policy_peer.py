@@ -1,4 +1,4 @@
-"""rlsync's recipes ``sac`` and ``td3`` on one environment. They report their frames and updates.
+"""rlsync's recipes ``sac``, ``crossq`` and ``td3`` on one environment. They report their frames and updates.
 
     python benchmarks/peers/rlsync_off_policy_peer.py --algorithm sac --env Pendulum-v1 --seconds 60
 
@@ -15,12 +15,15 @@ from rlsync_peer import NEVER
 
 from rlsync.recipes import sac, td3
 from rlsync.recipes.replay.settings import PaceConfig
-from rlsync.recipes.sac import SACConfig
+from rlsync.recipes.sac import CrossQConfig, SACConfig
 from rlsync.recipes.settings import CollectorConfig
 from rlsync.recipes.td3 import TD3Config
 
-RECIPES = {"sac": (sac.RECIPE.build, SACConfig), "td3": (td3.RECIPE.build, TD3Config)}
-ACTOR = {"sac": "policy", "td3": "policy.module[0]"}  # what acts; of td3, before its noise
+RECIPES = {
+    "sac": (sac.RECIPE.build, SACConfig),
+    "crossq": (sac.CROSSQ.build, CrossQConfig),
+    "td3": (td3.RECIPE.build, TD3Config),
+}
 
 
 def main() -> None:
@@ -37,7 +40,8 @@ def main() -> None:
     pace, way = PaceConfig(prefill=options.prefill), options.compile
     recipe = settings(total_frames=NEVER, lr=1e-3, pace=pace, update_dtype=options.update_dtype, compile=way)
     collector = CollectorConfig(options.collector, 1, 64)
-    run(build, options.env, collector, recipe, options.seconds, ACTOR[options.algorithm])
+    acting = "policy.module[0]" if options.algorithm == "td3" else "policy"  # of td3, before its noise
+    run(build, options.env, collector, recipe, options.seconds, acting)
 
 
 if __name__ == "__main__":

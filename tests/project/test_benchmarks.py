@@ -368,17 +368,22 @@ def test_a_swinging_pole_is_rewarded_only_while_it_stands(
     assert env.step(0)[1] == reward
 
 
-def test_what_the_page_says_of_sac_and_stable_baselines_follows_from_its_runs() -> None:
-    """Of each run the last evaluation until 192,500 frames: of SB3's runs of 200,000 the last but one."""
+def last_of_seeds(recipe: str, until: int) -> dict[tuple[str, ...], list[float]]:
+    """The last evaluation until so many frames of each run of an environment, a library and options."""
     last: dict[tuple[str, ...], tuple[int, float]] = {}
     with (BENCHMARKS.parent / "docs/results/off_policy.csv").open(newline="") as opened:
         for row in csv.DictReader(opened):
-            if row["recipe"] == "sac" and int(row["frames"]) <= 192_500:
+            if row["recipe"] == recipe and int(row["frames"]) <= until:
                 run = tuple(row[key] for key in ("env", "library", "options", "seed"))
                 last[run] = max(last.get(run, (0, 0.0)), (int(row["frames"]), float(row["return_mean"])))
     runs: dict[tuple[str, ...], list[float]] = {}
     for (*run, _), (_, value) in last.items():
         runs.setdefault(tuple(run), []).append(value)
+    return runs
+
+
+def test_what_the_page_says_of_sac_and_its_peers_follows_from_its_runs() -> None:
+    runs = last_of_seeds("sac", until=192_500)  # of SB3's runs of 200,000 the last but one
     p_value = runpy.run_path(str(BENCHMARKS / "permutation.py"))["p_value"]
     slow, sb3s = "one update for 8 frames", "stable-baselines3"
     first, torchs, one_worker, as_sb3 = (
@@ -396,6 +401,10 @@ def test_what_the_page_says_of_sac_and_stable_baselines_follows_from_its_runs() 
         p_value(runs[env, "rlsync", ""], runs[env, sb3s, ""]) for env in ("HalfCheetah-v5", "Hopper-v5")
     ]
     assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151, 0.1, 1.0]
+    halfway, crossqs = (last_of_seeds(recipe, until=50_500) for recipe in ("sac", "crossq"))
+    for run in (("HalfCheetah-v5", "rlsync", ""), ("Hopper-v5", "rlsync", "")):
+        assert min(crossqs[run]) > max(halfway[run])
+        assert p_value(crossqs[run], halfway[run]) == pytest.approx(0.1)
     assert p_value([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
 
 
