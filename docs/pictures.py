@@ -142,15 +142,17 @@ OFF_POLICY = {
         for env in ("HalfCheetah-v5", "Hopper-v5")
     },
 }
+SHEEPRL = Contender("sheeprl", "sheeprl", "dreamer_v3", "lr=0.001 for all parts")
 DREAMER = {
     "CartPole-v1": (
         Contender("dreamer_v3", "rlsync", "dreamer_v3", "3500 frames"),
         Contender("dqn, prioritised", "rlsync", "dqn", "prioritized; 3500 frames"),
-        Contender("sheeprl", "sheeprl", "dreamer_v3", "lr=0.001 for all parts"),
+        SHEEPRL,
     ),
     "Pendulum-v1": (
         Contender("dreamer_v1", "rlsync", "dreamer_v1"),
         Contender("dreamer_v3", "rlsync", "dreamer_v3"),
+        SHEEPRL,
     ),
     "CartPole-v1 from pixels": (
         Contender("dreamer_v3, two seeds", "rlsync", "dreamer_v3", "env=rendered_cartpole"),

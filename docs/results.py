@@ -203,6 +203,8 @@ def rows() -> list[Row]:
             "dreamer.md#pendulum-v1",
             "return after 5,000 frames",
             [*map(after(5_200), runs(dreamer, "rlsync", "dreamer_v3", pendulum, ""))],
+            "sheeprl",
+            [*map(after(5_200), runs(dreamer, "sheeprl", "dreamer_v3", pendulum, "lr=0.001 for all parts"))],
             more=" env=pendulum recipe.total_frames=5000",
         ),
     ]
