@@ -400,11 +400,12 @@ def test_what_the_page_says_of_sac_and_its_peers_follows_from_its_runs() -> None
     found += [
         p_value(runs[env, "rlsync", ""], runs[env, sb3s, ""]) for env in ("HalfCheetah-v5", "Hopper-v5")
     ]
-    assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151, 0.1, 1.0]
+    assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151, 0.1, 0.914]
     halfway, crossqs = (last_of_seeds(recipe, until=50_500) for recipe in ("sac", "crossq"))
-    for run in (("HalfCheetah-v5", "rlsync", ""), ("Hopper-v5", "rlsync", "")):
-        assert min(crossqs[run]) > max(halfway[run])
-        assert p_value(crossqs[run], halfway[run]) == pytest.approx(0.1)
+    for env, chance in (("HalfCheetah-v5", 2 / 20), ("Hopper-v5", 1 / 35)):
+        crossq, sac = (of[env, "rlsync", ""] for of in (crossqs, halfway))
+        assert min(crossq) > max(sac)
+        assert p_value(crossq, sac) == pytest.approx(chance)
     assert p_value([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
 
 
