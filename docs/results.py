@@ -78,13 +78,17 @@ def interval(numbers: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def runs(file: str, *which: str) -> list[list[tuple[int, float]]]:
-    """Of each seed of a library, recipe, environment and options, its evaluations: frames and return."""
-    found: dict[str, list[tuple[int, float]]] = {}
+def rows_of(file: str, **which: str) -> list[dict[str, str]]:
+    """The rows of a file that have these cells."""
     with (FOLDER / file).open(newline="") as opened:
-        for row in csv.DictReader(opened):
-            if (row["library"], row["recipe"], row["env"], row["options"]) == which:
-                found.setdefault(row["seed"], []).append((int(row["frames"]), float(row["return_mean"])))
+        return [row for row in csv.DictReader(opened) if row.items() >= which.items()]
+
+
+def runs(file: str, library: str, recipe: str, env: str, options: str) -> list[list[tuple[int, float]]]:
+    """Of each seed its evaluations: frames and return."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in rows_of(file, library=library, recipe=recipe, env=env, options=options):
+        found.setdefault(row["seed"], []).append((int(row["frames"]), float(row["return_mean"])))
     return list(found.values())
 
 
@@ -99,20 +103,14 @@ def first(goal: float) -> Callable[[list[tuple[int, float]]], float]:
 
 
 def steps(file: str, **which: str) -> list[float]:
-    with (FOLDER / file).open(newline="") as opened:
-        rows = [
-            row for row in csv.DictReader(opened) if all(row[key] == value for key, value in which.items())
-        ]
-    return [float(row.get("steps") or row["frames"]) for row in rows]
+    return [float(row.get("steps") or row["frames"]) for row in rows_of(file, **which)]
 
 
 def best(replay: str) -> list[float]:
     """The last return of the best agent of each population that shares a replay, or does not."""
     found: dict[str, float] = {}
-    with (FOLDER / "swing_up.csv").open(newline="") as opened:
-        for row in csv.DictReader(opened):
-            if row["replay"] == replay and row["frames"] == "600000":
-                found[row["population"]] = max(float(row["return"]), found.get(row["population"], 0.0))
+    for row in rows_of("swing_up.csv", replay=replay, frames="600000"):
+        found[row["population"]] = max(float(row["return"]), found.get(row["population"], 0.0))
     return list(found.values())
 
 
@@ -120,18 +118,28 @@ def rows() -> list[Row]:
     off, dreamer, cartpole, pendulum = "off_policy.csv", "dreamer.csv", "CartPole-v1", "Pendulum-v1"
     cheetah, hopper = "HalfCheetah-v5", "Hopper-v5"
 
+    def learned(
+        ours: tuple[str, ...],
+        peer: str,
+        theirs: tuple[str, ...],
+        page: str,
+        frames: int,
+        more: str = "",
+        late: int = 0,
+    ) -> Row:
+        """The returns after so many frames, or up to ``late`` more."""
+        (_, _, recipe, env, _), at = ours, after(frames + late)
+        numbers, peers = ([*map(at, runs(*which))] for which in (ours, theirs))
+        return Row(recipe, env, page, f"return after {frames:,} frames", numbers, peer, peers, more)
+
     def replay(recipe: str, env: str, frames: int, section: str, options: str = "", more: str = "") -> Row:
-        ours, theirs = (runs(off, name, recipe, env, options) for name in ("rlsync", SB3))
-        at = after(frames)
-        measured = f"return after {frames:,} frames"
-        page = f"off_policy.md#{section}"
-        return Row(recipe, env, page, measured, [*map(at, ours)], "SB3", [*map(at, theirs)], more)
+        ours, theirs = ((off, library, recipe, env, options) for library in ("rlsync", SB3))
+        return learned(ours, "SB3", theirs, f"off_policy.md#{section}", frames, more)
 
     until, slow = "frames until a return of", "one update for 8 frames"
     impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
     here = "python benchmarks/laser_cartpole.py"
-    with (FOLDER / "pong.csv").open(newline="") as opened:
-        *_, pong = (row for row in csv.DictReader(opened) if row["run"].startswith("84x84, RMSProp"))
+    *_, pong = (row for row in rows_of("pong.csv") if row["run"].startswith("84x84, RMSProp"))
     return [
         Row("ppo", cartpole, "off_policy.md", f"{until} 475", steps("ppo_cartpole.csv", num_envs="8")),
         Row(
@@ -148,15 +156,14 @@ def rows() -> list[Row]:
             for env in (cheetah, hopper)
         ),
         *(
-            Row(
-                "crossq",
-                env,
-                "off_policy.md#mujoco",
-                "return after 50,000 frames",
-                [*map(after(50_500), runs(off, "rlsync", "crossq", env, ""))],
+            learned(
+                (off, "rlsync", "crossq", env, ""),
                 "`sac`",
-                [*map(after(50_500), runs(off, "rlsync", "sac", env, ""))],
-                more=f" env.id={env} recipe.total_frames=50000",
+                (off, "rlsync", "sac", env, ""),
+                "off_policy.md#mujoco",
+                50_000,
+                f" env.id={env} recipe.total_frames=50000",
+                late=500,
             )
             for env in (cheetah, hopper)
         ),
@@ -181,14 +188,13 @@ def rows() -> list[Row]:
             [float(pong["return"])],
             more=" env=pong",
         ),
-        Row(
-            "dreamer_v1",
-            pendulum,
-            "dreamer.md#pendulum-v1",
-            "return after 5,000 frames",
-            [*map(after(5_200), runs(dreamer, "rlsync", "dreamer_v1", pendulum, ""))],
+        learned(
+            (dreamer, "rlsync", "dreamer_v1", pendulum, ""),
             "`sac`",
-            [*map(after(5_200), runs(off, "rlsync", "sac", pendulum, ""))],
+            (off, "rlsync", "sac", pendulum, ""),
+            "dreamer.md#pendulum-v1",
+            5_000,
+            late=200,
         ),
         Row(
             "dreamer_v3",
@@ -197,15 +203,14 @@ def rows() -> list[Row]:
             f"{until} 475",
             [*map(first(475.0), runs(dreamer, "rlsync", "dreamer_v3", cartpole, ""))],
         ),
-        Row(
-            "dreamer_v3",
-            pendulum,
-            "dreamer.md#pendulum-v1",
-            "return after 5,000 frames",
-            [*map(after(5_200), runs(dreamer, "rlsync", "dreamer_v3", pendulum, ""))],
+        learned(
+            (dreamer, "rlsync", "dreamer_v3", pendulum, ""),
             "sheeprl",
-            [*map(after(5_200), runs(dreamer, "sheeprl", "dreamer_v3", pendulum, "lr=0.001 for all parts"))],
-            more=" env=pendulum recipe.total_frames=5000",
+            (dreamer, "sheeprl", "dreamer_v3", pendulum, "lr=0.001 for all parts"),
+            "dreamer.md#pendulum-v1",
+            5_000,
+            " env=pendulum recipe.total_frames=5000",
+            late=200,
         ),
     ]
 

@@ -95,7 +95,7 @@ class Report(AlgoObserver):
             with self._out.open("a") as opened:
                 opened.write(f"{steps},{mean:.2f},{time.monotonic() - self._began_s:.0f}\n")
         if reached:
-            runner.total_train_seconds = runner.cfg.train_for_seconds + 1
+            self._ends_s = time.monotonic()
 
 
 def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:

@@ -368,26 +368,20 @@ def test_a_swinging_pole_is_rewarded_only_while_it_stands(
     assert env.step(0)[1] == reward
 
 
-def last_of_seeds(recipe: str, until: int) -> dict[tuple[str, ...], list[float]]:
-    """The last evaluation until so many frames of each run of an environment, a library and options."""
-    last: dict[tuple[str, ...], tuple[int, float]] = {}
-    with (BENCHMARKS.parent / "docs/results/off_policy.csv").open(newline="") as opened:
-        for row in csv.DictReader(opened):
-            if row["recipe"] == recipe and int(row["frames"]) <= until:
-                run = tuple(row[key] for key in ("env", "library", "options", "seed"))
-                last[run] = max(last.get(run, (0, 0.0)), (int(row["frames"]), float(row["return_mean"])))
-    runs: dict[tuple[str, ...], list[float]] = {}
-    for (*run, _), (_, value) in last.items():
-        runs.setdefault(tuple(run), []).append(value)
-    return runs
-
-
 def test_what_the_page_says_of_sac_and_its_peers_follows_from_its_runs() -> None:
-    runs = last_of_seeds("sac", until=192_500)  # of SB3's runs of 200,000 the last but one
+    results = runpy.run_path(str(BENCHMARKS.parent / "docs/results.py"))
     p_value = runpy.run_path(str(BENCHMARKS / "permutation.py"))["p_value"]
-    slow, sb3s = "one update for 8 frames", "stable-baselines3"
+    cheetah, hopper, sb3s = "HalfCheetah-v5", "Hopper-v5", "stable-baselines3"
+    slow = "one update for 8 frames"
+
+    def last(env: str, library: str, options: str, recipe: str = "sac", until: int = 192_500) -> list[float]:
+        """The last evaluation until then of each seed: of SB3's runs of 200,000 frames the last but one."""
+        return [
+            *map(results["after"](until), results["runs"]("off_policy.csv", library, recipe, env, options))
+        ]
+
     first, torchs, one_worker, as_sb3 = (
-        runs["HalfCheetah-v5", "rlsync", slow + more]
+        last(cheetah, "rlsync", slow + more)
         for more in (
             "",
             "; torch_weights",
@@ -395,15 +389,12 @@ def test_what_the_page_says_of_sac_and_its_peers_follows_from_its_runs() -> None
             "; torch_weights_one_worker_batch_8",
         )
     )
-    long, sb3 = first + torchs + one_worker, runs["HalfCheetah-v5", sb3s, slow]
+    long, sb3 = first + torchs + one_worker, last(cheetah, sb3s, slow)
     found = [p_value(long, sb3), p_value(as_sb3, sb3), p_value(as_sb3, one_worker)]
-    found += [
-        p_value(runs[env, "rlsync", ""], runs[env, sb3s, ""]) for env in ("HalfCheetah-v5", "Hopper-v5")
-    ]
+    found += [p_value(last(env, "rlsync", ""), last(env, sb3s, "")) for env in (cheetah, hopper)]
     assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151, 0.1, 0.914]
-    halfway, crossqs = (last_of_seeds(recipe, until=50_500) for recipe in ("sac", "crossq"))
-    for env, chance in (("HalfCheetah-v5", 2 / 20), ("Hopper-v5", 1 / 35)):
-        crossq, sac = (of[env, "rlsync", ""] for of in (crossqs, halfway))
+    for env, chance in ((cheetah, 2 / 20), (hopper, 1 / 35)):
+        crossq, sac = (last(env, "rlsync", "", recipe, until=50_500) for recipe in ("crossq", "sac"))
         assert min(crossq) > max(sac)
         assert p_value(crossq, sac) == pytest.approx(chance)
     assert p_value([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
