@@ -125,7 +125,7 @@ def ours(net: ImpalaNet, options: argparse.Namespace, settings: dict, batch: Ten
 
 def theirs(net: ImpalaNet, batch: TensorDict) -> Counted:
     """TorchRL's parts, combined as in its own IMPALA script: actor and critic share a torso."""
-    torso = _FlatTorso(net.torso)
+    torso = _FlatTorso(nn.Sequential(net.pixels, net.torso))
     body = ActorValueOperator(
         TensorDictModule(torso, in_keys=["observation"], out_keys=["features"]),
         ProbabilisticActor(

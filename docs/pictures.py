@@ -6,7 +6,6 @@ python docs/pictures.py explain.svg  # one of them
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import runpy
@@ -23,6 +22,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from results import rows_of
 from rich.console import Console
 
 from rlsync.cli import explain, plot, watch
@@ -33,12 +33,6 @@ PICTURES = Path(__file__).parent / "pictures"
 #: Inches, and dots an inch: letters can be read where a phone makes the picture half as wide.
 WIDTH, DPI = 5.5, 140
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-
-
-def rows_of(results: str) -> list[dict[str, str]]:
-    """The rows of a file in ``results``."""
-    with (Path(__file__).parent / "results" / f"{results}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def explained() -> str:
@@ -96,16 +90,21 @@ def draw_silent_sync(picture: Path) -> None:
 
 
 def draw_pong(picture: Path) -> None:
-    """A plot of the returns in ``results/pong.csv``."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for row in rows_of("pong"):
-        curves.setdefault(row["run"], []).append((int(row["frames"]) / 1e6, float(row["return"])))
-    figure = Figure((WIDTH, 4), layout="constrained")
-    axes = figure.subplots()
-    for (run, points), colour in zip(curves.items(), COLOURS, strict=False):
-        axes.plot(*zip(*points, strict=True), color=colour, label=run)
-    axes.axhline(0, color="grey", linewidth=0.5)
-    axes.set(xlabel="million agent steps", ylabel="return, mean of 20 episodes")
+    """The returns in ``results/pong.csv``, over steps and over minutes."""
+    curves: dict[str, dict[str, list[tuple[float, ...]]]] = {}
+    for row in rows_of("pong.csv"):
+        point = tuple(float(row[key]) for key in ("frames", "seconds", "return"))
+        curves.setdefault(row["run"], {}).setdefault(row["seed"], []).append(point)
+    figure = Figure((WIDTH, 6), layout="constrained")
+    by_steps, by_time = figure.subplots(2, sharey=True)
+    for (run, seeds), colour in zip(curves.items(), COLOURS, strict=False):
+        for number, points in enumerate(seeds.values()):
+            frames, seconds, returns = np.array(points).T
+            by_steps.plot(frames / 1e6, returns, color=colour, label=None if number else run)
+            by_time.plot(seconds / 60, returns, color=colour)
+    for axes, over in ((by_steps, "million agent steps"), (by_time, "minutes")):
+        axes.axhline(0, color="grey", linewidth=0.5)
+        axes.set(xlabel=over, ylabel="return, mean of 20 episodes")
     figure.legend(fontsize="small", loc="outside lower center")
     figure.savefig(picture, dpi=DPI)
 
@@ -163,7 +162,7 @@ Panels = dict[str, tuple[Contender, ...]]
 
 def draw_returns(picture: Path, results: str, panels: Panels) -> None:
     """Greedy returns over frames: a thin line for a seed, a thick one for the mean of runs of one length."""
-    rows = rows_of(results)
+    rows = rows_of(f"{results}.csv")
     figure = Figure((WIDTH, 3 * len(panels)), layout="constrained")
     for axes, (env, contenders) in zip(figure.subplots(len(panels)), panels.items(), strict=True):
         for contender, colour in zip(contenders, COLOURS, strict=False):
@@ -192,7 +191,7 @@ def draw_returns(picture: Path, results: str, panels: Panels) -> None:
 def draw_steps(picture: Path, results: str, group: str, goal: str) -> None:
     """Steps until a goal: a dot for each seed, and a bar at their median."""
     steps: dict[str, list[int]] = {}
-    for row in rows_of(results):
+    for row in rows_of(f"{results}.csv"):
         steps.setdefault(row[group], []).append(int(row["steps"]))
     figure = Figure((WIDTH, 1 + 0.5 * len(steps)), layout="constrained")
     axes = figure.subplots()

@@ -2,19 +2,20 @@
 
     PEER_PYTHON benchmarks/peers/appo_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
                                               [--batch 256] [--torso shallow] [--lstm 0]
-                                              [--until RETURN --out FILE.csv]
+                                              [--until RETURN --out FILE.csv] [--shipped]
                                               [Sample Factory's own arguments]
 
 With ``--until`` it ends when the mean return of the newest 20 episodes reaches that; ``--out`` has this mean
-every 40,000 steps.
+every 40,000 steps. With ``--shipped`` it learns with the settings of ``sf_examples.atari``, also the lengths
+of rollouts and batches, without asynchronous sampling, and the network is theirs.
 
 The environment is that of ``sf_examples.atari``. ale-py 0.12 registers nothing for gymnasium 0.29, so this
 script registers the id that those examples use. Steps are those that the learner has trained on, without
 frame skip. Sample Factory's log calls them "Total num frames" when summaries_use_frameskip is off. The
 collected steps, which its log calls "Samples", are reported too.
 
-It makes one epoch over each batch, as the other contenders do, with asynchronous, double-buffered sampling.
-It uses GAE instead of V-trace, because with_vtrace ends version 2.1.1 with an AttributeError in its
+Otherwise it makes one epoch over each batch, as the other contenders do, with asynchronous, double-buffered
+sampling. It uses GAE instead of V-trace, because with_vtrace ends version 2.1.1 with an AttributeError in its
 summaries.
 """
 
@@ -32,6 +33,7 @@ from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
+from sf_examples.atari.atari_params import atari_override_defaults
 from sf_examples.atari.atari_utils import make_atari_env
 
 ENV = "atari_pong"
@@ -100,43 +102,46 @@ class Report(AlgoObserver):
 
 def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:
     """The arguments of Sample Factory."""
-    told = {
+    told: dict[str, object] = {
         "env": ENV,
         "experiment": "pong",
         "train_dir": train_dir,
         "device": "cpu",
-        "seed": 0,
+        "seed": options.seed,
         "num_workers": options.workers,
         "num_envs_per_worker": options.envs,
-        "worker_num_splits": 2,
         "policy_workers_per_policy": 1,
-        "async_rl": True,
-        "serial_mode": False,
-        "batched_sampling": False,
-        "rollout": options.rollout,
-        "batch_size": options.batch,
-        "num_batches_per_epoch": 1,
-        "num_epochs": 1,
-        "with_vtrace": False,
-        "recurrence": options.rollout if options.lstm else 1,
-        "use_rnn": bool(options.lstm),
-        "rnn_type": "lstm",
-        "rnn_size": options.lstm or 1,
-        "encoder_conv_architecture": {"shallow": "convnet_atari", "deep": "resnet_impala"}[options.torso],
-        "encoder_conv_mlp_layers": {"shallow": 512, "deep": 256}[options.torso],
-        "nonlinearity": "relu",
-        "obs_scale": 255.0,
-        "normalize_input": False,
-        "normalize_returns": False,
-        "env_frameskip": 4,
-        "env_framestack": 4,
         "summaries_use_frameskip": False,
-        "learning_rate": 6e-4,
-        "exploration_loss_coeff": 0.01,
         "train_for_seconds": int(options.seconds),
         "save_every_sec": 100_000,
         "with_wandb": False,
     }
+    if not options.shipped:
+        told |= {
+            "worker_num_splits": 2,
+            "async_rl": True,
+            "serial_mode": False,
+            "batched_sampling": False,
+            "rollout": options.rollout,
+            "batch_size": options.batch,
+            "num_batches_per_epoch": 1,
+            "num_epochs": 1,
+            "with_vtrace": False,
+            "recurrence": options.rollout if options.lstm else 1,
+            "use_rnn": bool(options.lstm),
+            "rnn_type": "lstm",
+            "rnn_size": options.lstm or 1,
+            "encoder_conv_architecture": {"shallow": "convnet_atari", "deep": "resnet_impala"}[options.torso],
+            "encoder_conv_mlp_layers": {"shallow": 512, "deep": 256}[options.torso],
+            "nonlinearity": "relu",
+            "obs_scale": 255.0,
+            "normalize_input": False,
+            "normalize_returns": False,
+            "env_frameskip": 4,
+            "env_framestack": 4,
+            "learning_rate": 6e-4,
+            "exploration_loss_coeff": 0.01,
+        }
     return [f"--{name}={value}" for name, value in told.items()]
 
 
@@ -149,6 +154,8 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
     parser.add_argument("--lstm", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shipped", action="store_true")
     parser.add_argument("--until", type=float, default=math.inf)
     parser.add_argument("--out", type=Path)
     options, further = parser.parse_known_args()
@@ -156,6 +163,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as train_dir:
         told = arguments(options, train_dir) + further
         parser, _ = parse_sf_args(told)
+        if options.shipped:
+            atari_override_defaults(ENV, parser)
         _, runner = make_runner(parse_full_cfg(parser, told))
         runner.register_observer(Report(options.seconds, options.until, options.out))
         return int(runner.init() or runner.run())

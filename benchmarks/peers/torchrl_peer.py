@@ -84,7 +84,8 @@ class Learner:
 
     def __init__(self, torso: str, *, shifted: bool, channels_last: bool) -> None:
         net = ImpalaNet(PIXELS, Categorical(ACTIONS), torso=torso, channels_last=channels_last)
-        self.policy = Versioned(net.torso, net.policy)
+        seen = nn.Sequential(net.pixels, net.torso)
+        self.policy = Versioned(seen, net.policy)
         self.actor = ProbabilisticActor(
             TensorDictModule(self.policy, in_keys=["observation"], out_keys=["logits", "version"]),
             in_keys=["logits"],
@@ -92,7 +93,7 @@ class Learner:
             distribution_class=torch.distributions.Categorical,
             return_log_prob=True,
         )
-        critic = ValueOperator(Flat(net.torso, net.value), in_keys=["observation"])
+        critic = ValueOperator(Flat(seen, net.value), in_keys=["observation"])
         self.advantage = VTrace(gamma=0.99, actor_network=self.actor, value_network=critic, shifted=shifted)
         self.loss = A2CLoss(self.actor, critic, entropy_coeff=0.01, critic_coeff=0.5)
         self.optimizer = torch.optim.RMSprop(self.loss.parameters(), lr=6e-4, eps=0.01)

@@ -210,7 +210,7 @@ def test_a_game_gets_the_settings_for_pixels_and_no_other_games_target(recipe: s
     assert isinstance(config.env, AtariConfig)
     assert (of_pong.recipe.target_return, config.recipe.target_return) == (19.0, None)
     assert isinstance(config.recipe, ImpalaConfig)
-    assert (config.recipe.optimizer, config.recipe.reward_clipping) == ("rmsprop", "clip")
+    assert (config.recipe.model.normalize, config.recipe.reward_clipping) == (True, "clip")
     of_pong.recipe.target_return = None
     assert config.recipe == of_pong.recipe
 
@@ -377,11 +377,16 @@ def test_a_config_in_python_is_checked_like_one_of_the_command_line() -> None:
 
 def test_what_is_written_of_pong_is_what_its_curve_says() -> None:
     docs = REPO / "docs"
+    solved: dict[tuple[str, str], tuple[int, int]] = {}
     with (docs / "results" / "pong.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["run"].startswith("84x84, RMSProp")]
-    above = [(int(row["frames"]), float(row["return"]) > 0) for row in rows]
-    first = next(frames for frames, is_above in above if is_above)
-    last_below = max(frames for frames, is_above in above if not is_above)
-    words = f"above 0 first after {first / 1e6:.1f} million steps, and from {last_below / 1e6:.1f} million on"
-    for page in ("release_notes/0.1.0.md", "results/actor_learner.md"):
-        assert words in " ".join((docs / page).read_text().split()), page
+        for row in csv.DictReader(file):
+            if float(row["return"]) >= 18:
+                solved.setdefault((row["run"], row["seed"]), (int(row["frames"]), int(row["seconds"])))
+    steps, seconds = zip(*(solved["impala, as shipped", seed] for seed in "012"), strict=True)
+    page = " ".join((docs / "results/actor_learner.md").read_text().split())
+    told = ", ".join(f"{each:,}" for each in steps[:-1]) + f" and {steps[-1]:,}"
+    minutes = f"{min(seconds) / 60:.1f} to {max(seconds) / 60:.1f} minutes"
+    assert f"18 after {told} agent steps, {minutes}" in page
+    sf_steps, _ = solved["Sample Factory 2.1.1", "0"]
+    assert f"{sf_steps:,} steps, at 171 a second {sf_steps / 171 / 60:.0f} minutes" in page
+    assert minutes in " ".join((docs / "release_notes/0.1.0.md").read_text().split())

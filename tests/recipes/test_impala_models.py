@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torch import distributions as dist
 
@@ -175,6 +176,23 @@ def test_uint8_pixels_mean_their_255th(torso: str) -> None:
     torch.testing.assert_close(as_bytes.params, as_floats.params, rtol=1e-4, atol=1e-5)
 
 
+def test_normalised_pixels_lose_the_mean_of_what_was_learned_from_and_are_in_its_deviations() -> None:
+    net = ImpalaNet(PIXELS, Categorical(5), torso="shallow", channels_last=True, normalize=True)
+    pixels: Any = net.pixels
+    inputs = unroll_inputs(net)
+    unrolls = [torch.randint(0, high, (17, ENVS, *PIXELS), dtype=torch.uint8) for high in (9, 256, 90)]
+    torch.testing.assert_close(pixels(unrolls[1][0]), unrolls[1][0] / 255, rtol=1e-4, atol=1e-4)
+    for unroll in unrolls:
+        net(**inputs | {"observation": unroll, "is_init": begins().new_zeros(17, ENVS)})
+    with torch.no_grad():  # acting and judging change nothing
+        net(**inputs | {"observation": unrolls[0][:STEPS]})
+        net.step(unrolls[0][0], begins()[0], net.initial_state(ENVS))
+    taken = torch.cat([unroll[::8].flatten(0, 1) for unroll in unrolls]).double() / 255
+    wanted = (unrolls[0][0] / 255 - taken.mean(0)) / (taken.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(pixels(unrolls[0][0]).double(), wanted.clamp(-5, 5), rtol=1e-4, atol=1e-4)
+    assert {"pixels.mean", "pixels.variance"} <= dict(TensorDict.from_module(net).flatten_keys(".")).keys()
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("torso", ["shallow", "deep"])
 @pytest.mark.parametrize("stored_last", [False, True], ids=["stored-first", "stored-last"])
@@ -202,7 +220,8 @@ def test_pixels_that_are_stored_channels_last_are_not_reordered() -> None:
     stored = torch.zeros(STEPS, ENVS, 84, 84, 4, dtype=torch.uint8)
     flat = stored.permute(0, 1, 4, 2, 3).flatten(0, 1)
     seen: list[Tensor] = []
-    net.torso[0].register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    pixels: Any = net.pixels
+    pixels.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
     net(stored.permute(0, 1, 4, 2, 3), begins(), net.initial_state(ENVS))
     assert flat.data_ptr() == stored.data_ptr() == seen[0].data_ptr()
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
@@ -369,7 +388,8 @@ def test_a_head_sums_bfloat16_in_float32() -> None:
         (PIXELS, {}, "takes vectors"),
         ((4, 20, 20), {"torso": "shallow"}, "too small"),
         ((4,), {"hidden": ()}, "widths"),
-        ((4,), {"lstm": -1}, "units"),
+        ((4,), {"lstm": -1}, "lstm=-1"),
+        ((4,), {"normalize": True}, "only pixels"),
     ],
 )
 def test_a_net_that_cannot_be_is_refused(shape: tuple[int, ...], settings: Any, says: str) -> None:
@@ -452,5 +472,5 @@ def test_an_error_in_one_thread_reaches_the_caller_and_the_next_pass_runs() -> N
 
 
 def test_a_torso_runs_in_one_thread_at_least() -> None:
-    with pytest.raises(ConfigError, match="0 threads"):
+    with pytest.raises(ConfigError, match="torso_threads=0"):
         ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=0)

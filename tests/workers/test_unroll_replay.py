@@ -144,7 +144,7 @@ def test_drawn_unrolls_are_whole_and_marked_and_the_loss_takes_them(where: Path 
     replay = UnrollReplay(1000, path=where)
     for batch in batches:
         replay.extend(batch)
-    drawn = replay.sample(20)
+    drawn = replay.draw(20).batch
     everything = concatenate(batches)
     known = everything["reward"].t().tolist()
     picked = [known.index(one) for one in drawn["reward"].t().tolist()]
@@ -169,7 +169,7 @@ def test_a_network_without_a_state_has_a_state_without_bytes_and_may_store_it(wh
     batch["recurrent_state"] = torch.zeros(ENVS, 0)
     replay = UnrollReplay(1000, path=where)
     replay.extend(batch)
-    assert replay.sample(3)["recurrent_state"].shape == (3, 0)
+    assert replay.draw(3).batch["recurrent_state"].shape == (3, 0)
 
 
 def test_what_is_changed_outside_changes_nothing_inside(where: Path | None) -> None:
@@ -179,7 +179,7 @@ def test_what_is_changed_outside_changes_nothing_inside(where: Path | None) -> N
     replay.extend(batch)
     for tensor in batch.values():
         tensor.zero_()
-    for tensor in replay.sample(50).values():
+    for tensor in replay.draw(50).batch.values():
         tensor.zero_()
     assert_same_unrolls(held_by(replay), before)
 
@@ -187,7 +187,7 @@ def test_what_is_changed_outside_changes_nothing_inside(where: Path | None) -> N
 def test_a_batch_without_truncations_has_no_final_observations() -> None:
     replay = UnrollReplay(1000)
     replay.extend(numbered(1, 2))
-    assert "final_index" not in replay.sample(4)
+    assert "final_index" not in replay.draw(4).batch
 
 
 # ------------------------------------------------------------------------------------- capacity
@@ -204,7 +204,7 @@ def test_the_oldest_unrolls_leave_first_and_the_capacity_counts_whole_unrolls(wh
     replay.extend(numbered(*range(8, 20)))  # more than it holds
     assert numbers_of(held_by(replay)) == [16, 17, 18, 19]
     assert replay.steps == 4 * STEPS
-    assert set(numbers_of(replay.sample(100))) == {16, 17, 18, 19}
+    assert set(numbers_of(replay.draw(100).batch)) == {16, 17, 18, 19}
 
 
 def test_final_observations_stay_with_their_unrolls_however_often_both_stores_went_round(
@@ -277,12 +277,12 @@ def test_replayed_unrolls_are_not_held_a_second_time() -> None:
     replay = UnrollReplay(1000)
     replay.extend(make_batch())
     with pytest.raises(ConfigError, match="held twice"):
-        replay.extend(replay.sample(2))
+        replay.extend(replay.draw(2).batch)
 
 
 def test_nothing_can_be_drawn_from_nothing() -> None:
     with pytest.raises(ConfigError, match="cannot be drawn from 0"):
-        UnrollReplay(1000).sample(1)
+        UnrollReplay(1000).draw(1)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_draws_are_uniform_over_what_is_held() -> None:
     for first in range(0, 28, 4):  # the ring is past its end
         replay.extend(numbered(*range(first, first + 4)))
     draws = 20_000
-    counts = torch.bincount(replay.sample(draws)["reward"][0].long(), minlength=28)
+    counts = torch.bincount(replay.draw(draws).batch["reward"][0].long(), minlength=28)
     assert counts[:8].tolist() == [0] * 8
     expected = draws / 20
     chi_square = float(((counts[8:] - expected) ** 2 / expected).sum())
@@ -317,7 +317,7 @@ def test_the_seed_decides_the_draws_and_the_disk_draws_as_memory_does(tmp_path: 
         drawn = []
         for replay in (*replays, other):
             replay.extend(make_batch(seed))
-            drawn.append(replay.sample(8))
+            drawn.append(replay.draw(8).batch)
         assert_same_unrolls(drawn[1], drawn[0])
     assert not torch.equal(drawn[2]["reward"], drawn[0]["reward"])
 
@@ -423,16 +423,16 @@ def test_a_restored_replay_knows_whose_unrolls_it_holds() -> None:
 def test_a_state_without_contents_leaves_an_empty_replay_that_draws_as_it_would_have() -> None:
     replay = UnrollReplay(1000, seed=1)
     replay.extend(numbered(*range(10)))
-    replay.sample(7)
+    replay.draw(7)
     state = replay.state_dict(contents=False)
     assert list(state) == ["generator"]
-    wanted = numbers_of(replay.sample(5))
+    wanted = numbers_of(replay.draw(5).batch)
     restored = UnrollReplay(1000, seed=9)
     restored.extend(numbered(99))
     restored.load_state_dict(state)
     assert (len(restored), restored.full) == (0, False)
     restored.extend(numbered(*range(10)))
-    assert numbers_of(restored.sample(5)) == wanted
+    assert numbers_of(restored.draw(5).batch) == wanted
 
 
 def test_a_smaller_replay_keeps_the_newest_and_another_s_state_is_refused() -> None:
@@ -569,7 +569,7 @@ def test_a_trust_region_keeps_what_is_far_off_from_teaching() -> None:
     replay = UnrollReplay(1000)
     replay.extend(far)
     loss = ImpalaLoss(net, trust_region=TrustRegion(0.01), entropy_on="online")
-    out = loss(replay.sample(8))
+    out = loss(replay.draw(8).batch)
     assert out["rejected_fraction"] == 1
     assert gradient(net, total(out)).abs().max() == 0
 
@@ -611,6 +611,6 @@ def test_a_policy_learns_a_contextual_bandit_from_replayed_data_alone() -> None:
     assert chance_of_the_best() < 0.4
     for _ in range(200):
         optimizer.zero_grad()
-        total(loss(replay.sample(16))).backward()
+        total(loss(replay.draw(16).batch)).backward()
         optimizer.step()
     assert chance_of_the_best() > 0.9

@@ -17,24 +17,40 @@ from rlsync.core.errors import ConfigError
 TORSOS = ("mlp", "shallow", "deep")
 
 
-class PixelConv2d(nn.Conv2d):
-    """A convolution of uint8 pixels / 255, by dividing its few weights; bfloat16 has 0 to 255 exactly."""
+class Pixels(nn.Module):
+    """Pixels as numbers: bytes / 255; with ``normalize`` less their mean, by their deviation, cut to 5.
 
-    def __init__(
-        self, inputs: int, outputs: int, size: int, *, stride: int, padding: int, channels_last: bool
-    ) -> None:
-        super().__init__(inputs, outputs, size, stride=stride, padding=padding)
-        self.channels_last = channels_last
+    Mean and deviation are those of each number of an observation in all that :meth:`follow` saw. They are
+    buffers, so each version of the weights has its own, and workers act with those that it was made with.
+    """
+
+    def __init__(self, shape: Sequence[int], normalize: bool, channels_last: bool) -> None:
+        super().__init__()
+        self.normalize, self.channels_last = normalize, channels_last
+        if normalize:
+            self.mean = nn.Buffer(torch.zeros(*shape))
+            self.variance = nn.Buffer(torch.ones(*shape))
+            self.seen = nn.Buffer(torch.zeros(()))
+
+    @torch.no_grad()
+    def follow(self, pixels: Tensor) -> None:
+        """Take unrolls ``[S, B, *shape]`` into account: every eighth step, as neighbours are much alike."""
+        new = pixels[::8].flatten(0, 1)
+        variance, mean = torch.var_mean(new / _unit(new), 0, correction=0)
+        self.seen.add_(len(new))
+        share, error = len(new) / self.seen, mean - self.mean
+        self.variance.add_(share * (variance - self.variance + (1 - share) * error**2))
+        self.mean.add_(share * error)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        if self.channels_last:  # before the conversion to float: a quarter of the bytes
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-        if pixels.dtype != torch.uint8:
-            return super().forward(pixels)
-        device = pixels.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else self.weight.dtype
-        return self._conv_forward(pixels.to(dtype), self.weight * (1 / 255), self.bias)
+        made = pixels / _unit(pixels)
+        if self.normalize:  # in place: an unroll's floats are many, and new memory is slow
+            made = made.sub_(self.mean).mul_((self.variance + 1e-5).rsqrt()).clamp_(-5, 5)
+        return made.contiguous(memory_format=torch.channels_last) if self.channels_last else made
+
+
+def _unit(pixels: Tensor) -> int:
+    return 1 if pixels.is_floating_point() else 255
 
 
 class Residual(nn.Module):
@@ -49,16 +65,14 @@ class Residual(nn.Module):
         return x + self.second(F.relu(self.first(F.relu(x)), inplace=True))
 
 
-def make_torso(
-    name: str, shape: Sequence[int], hidden: Sequence[int], *, channels_last: bool = False
-) -> nn.Sequential:
+def make_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Sequential:
     """The torso of this name, whose last width in ``hidden`` is the number of features; ConfigError for other
     observations. "shallow": Mnih et al. 2015, doi 10.1038/nature14236; "deep": arXiv 1802.01561.
     """
     _check_torso(name, shape, hidden)
     if name == "mlp":
         return nn.Sequential(*_dense(int(shape[0]), hidden, nn.Tanh))
-    convolutions = (_shallow if name == "shallow" else _deep)(int(shape[0]), channels_last)
+    convolutions = (_shallow if name == "shallow" else _deep)(int(shape[0]))
     try:
         with torch.no_grad():
             flat = nn.Sequential(*convolutions)(torch.zeros(1, *shape)).numel()
@@ -83,9 +97,8 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
         raise ConfigError(what, "hidden", "give one width or more, above zero")
 
 
-def _shallow(channels: int, channels_last: bool) -> list[nn.Module]:
-    first = PixelConv2d(channels, 32, 8, stride=4, padding=0, channels_last=channels_last)
-    convolutions = [first, nn.Conv2d(32, 64, 4, stride=2), nn.Conv2d(64, 64, 3)]
+def _shallow(channels: int) -> list[nn.Module]:
+    convolutions = [nn.Conv2d(*sizes) for sizes in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3))]
     layers: list[nn.Module] = []
     for convolution in convolutions:
         nn.init.orthogonal_(convolution.weight, 2**0.5)
@@ -94,17 +107,12 @@ def _shallow(channels: int, channels_last: bool) -> list[nn.Module]:
     return layers[:-1]
 
 
-def _deep(channels: int, channels_last: bool) -> list[nn.Module]:
+def _deep(channels: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    before = channels
     for width in (16, 32, 32):
-        layers.append(
-            nn.Conv2d(before, width, 3, padding=1)
-            if layers
-            else PixelConv2d(before, width, 3, stride=1, padding=1, channels_last=channels_last)
-        )
-        layers += [nn.MaxPool2d(3, stride=2, padding=1), Residual(width), Residual(width)]
-        before = width
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+        layers += [Residual(width), Residual(width)]
+        channels = width
     return layers
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.recipes.impala.heads import PolicyHead
-from rlsync.recipes.impala.layers import EpisodicLSTM, linear, make_torso, split_pass
+from rlsync.recipes.impala.layers import EpisodicLSTM, Pixels, linear, make_torso, split_pass
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.player import Acted, Player, Record, State
@@ -71,6 +71,8 @@ class ImpalaNet(nn.Module):
         lstm: units of the LSTM; 0 for none.
         last_action, last_reward: whether these are inputs, after the torso; rewards are clipped to [-1, 1].
         channels_last: whether convolutions run channels-last.
+        normalize: whether pixels lose their running mean, and are divided by their running deviation, of each
+            of their numbers alone. ``forward`` takes what it sees into account if gradients are enabled.
         bfloat16: whether the torso runs under autocast; LSTM and heads keep the precision of their weights.
         torso_threads: threads that share the torso's passes over unrolls, forward and backward, on a CPU;
             ``step`` runs in one.
@@ -102,24 +104,25 @@ class ImpalaNet(nn.Module):
         last_action: bool = False,
         last_reward: bool = False,
         channels_last: bool = False,
+        normalize: bool = False,
         bfloat16: bool = False,
         torso_threads: int = 1,
     ) -> None:
         super().__init__()
         widths = _HIDDEN.get(torso, ()) if hidden is None else tuple(hidden)
-        if lstm < 0:
-            what = f"an LSTM cannot have {lstm} units"
-            raise ConfigError(what, "lstm", "give a number of units, 0 for none")
-        if torso_threads < 1:
-            what = f"a torso cannot run in {torso_threads} threads"
-            raise ConfigError(what, "torso_threads", "give 1 or more")
+        for name, given, least in (("lstm", lstm, 0), ("torso_threads", torso_threads, 1)):
+            if given < least:
+                raise ConfigError(f"a network cannot have {name}={given}", name, f"give {least} or more")
         self.observation_shape = tuple(observation_shape)
         self.head = head
         self.takes_last_action = last_action
         self.takes_last_reward = last_reward
         self.in_bfloat16 = bfloat16
         self.torso_threads = torso_threads
-        self.torso = make_torso(torso, self.observation_shape, widths, channels_last=channels_last)
+        self.torso = make_torso(torso, self.observation_shape, widths)
+        if normalize and torso == "mlp":
+            raise ConfigError("only pixels are normalised", "normalize", "leave it false for vectors")
+        self.pixels = None if torso == "mlp" else Pixels(self.observation_shape, normalize, channels_last)
         features = widths[-1] + last_action * head.features + last_reward
         self.lstm = EpisodicLSTM(features, lstm) if lstm else None
         self.policy = linear(lstm or features, head.width, gain=0.01)
@@ -203,6 +206,8 @@ class ImpalaNet(nn.Module):
         Raises:
             ConfigError: the network takes a last action or reward, and none is given.
         """
+        if self.pixels is not None and self.pixels.normalize and torch.is_grad_enabled():
+            self.pixels.follow(observation)
         features = self._features(observation.flatten(0, 1)).unflatten(0, is_init.shape)
         states = None
         with _no_autocast(features):
@@ -226,14 +231,10 @@ class ImpalaNet(nn.Module):
         return split_pass(self._features_here, parameters, observation, self.torso_threads)
 
     def _features_here(self, observation: Tensor) -> Tensor:
-        device = observation.device.type
-        faster: AbstractContextManager[object] = nullcontext()
-        if self.in_bfloat16:
-            faster = torch.autocast(device, dtype=torch.bfloat16)
-        if observation.is_floating_point():
-            observation = observation.to(self.value.weight.dtype)
-        with faster:
-            features: Tensor = self.torso(observation)
+        if self.pixels is not None:
+            observation = self.pixels(observation)
+        with torch.autocast(observation.device.type, torch.bfloat16) if self.in_bfloat16 else nullcontext():
+            features: Tensor = self.torso(observation.to(self.value.weight.dtype))
         return features.to(self.value.weight.dtype)
 
     def _with_last(

@@ -133,6 +133,8 @@ class ModelConfig:
     last_reward: bool = False
     #: Memory format of the convolutions.
     channels_last: bool = True
+    #: Whether pixels lose their running mean, and are divided by their running deviation.
+    normalize: bool = False
     #: Threads that share the learner's passes of the torso. More than one helps where workers leave cores
     #: idle.
     torso_threads: int = bounds.above_zero(1)

@@ -74,7 +74,7 @@ class UnrollReplay:
         ... })
         >>> replay = UnrollReplay(capacity_steps=1000)
         >>> replay.extend(batch)
-        >>> len(replay), replay.steps, replay.sample(2)["observation"].shape
+        >>> len(replay), replay.steps, replay.draw(2).batch["observation"].shape
         (3, 15, torch.Size([6, 2, 4]))
     """
 
@@ -131,17 +131,6 @@ class UnrollReplay:
             self._finals.put(finals)
             self._unrolls.put(rows)
             self._evict()
-
-    def sample(self, unrolls: int) -> TensorDict:
-        """A batch of this many unrolls, all ``replayed``. :meth:`draw` also says which agent made them.
-
-        Args:
-            unrolls: how many, one or more.
-
-        Raises:
-            ConfigError: the replay is empty, or ``unrolls`` is below one.
-        """
-        return self.draw(unrolls).batch
 
     def draw(self, unrolls: int) -> Drawn:
         """Draw this many unrolls, each uniformly from all that are held.
