@@ -344,7 +344,8 @@ def test_the_table_of_all_recipes_is_that_of_the_kept_evaluations() -> None:
 
 
 @pytest.mark.usefixtures("fork_workers")
-def test_the_picture_of_explain_shows_what_explain_prints_now() -> None:
+def test_the_picture_of_explain_shows_what_explain_prints_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)  # as Python does for a script
     printed = runpy.run_path(str(DOCS / "pictures.py"))["explained"]()
     shown = "".join(ElementTree.parse(DOCS / "pictures" / "explain.svg").getroot().itertext())
     assert "".join(printed.split()) in "".join(shown.split())
