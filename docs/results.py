@@ -18,7 +18,6 @@ import numpy as np
 FOLDER = Path(__file__).parent / "results"
 PAGE = FOLDER / "index.md"
 SB3 = "stable-baselines3"
-PONG = "impala, as shipped"
 HEAD = """# All recipes
 
 | recipe | task | measured | rlsync | peer | command |
@@ -87,9 +86,14 @@ def rows_of(file: str, **which: str) -> list[dict[str, str]]:
 
 def runs(file: str, library: str, recipe: str, env: str, options: str) -> list[list[tuple[int, float]]]:
     """Of each seed its evaluations: frames and return."""
+    return curves(file, "return_mean", library=library, recipe=recipe, env=env, options=options)
+
+
+def curves(file: str, value: str, **which: str) -> list[list[tuple[int, float]]]:
+    """Of each seed the frames and a value, of the rows that have these cells."""
     found: dict[str, list[tuple[int, float]]] = {}
-    for row in rows_of(file, library=library, recipe=recipe, env=env, options=options):
-        found.setdefault(row["seed"], []).append((int(row["frames"]), float(row["return_mean"])))
+    for row in rows_of(file, **which):
+        found.setdefault(row["seed"], []).append((int(row["frames"]), float(row[value])))
     return list(found.values())
 
 
@@ -140,10 +144,6 @@ def rows() -> list[Row]:
     until, slow = "frames until a return of", "one update for 8 frames"
     impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
     here = "python benchmarks/laser_cartpole.py"
-    pong = [
-        next(row["frames"] for row in rows_of("pong.csv", run=PONG, seed=seed) if float(row["return"]) >= 18)
-        for seed in "012"
-    ]
     return [
         Row("ppo", cartpole, "off_policy.md", f"{until} 475", steps("ppo_cartpole.csv", num_envs="8")),
         Row(
@@ -189,7 +189,7 @@ def rows() -> list[Row]:
             "Pong",
             "actor_learner.md#pong-from-pixels",
             f"{until} 18",
-            [*map(float, pong)],
+            [*map(first(18.0), curves("pong.csv", "return", run="impala, as shipped"))],
             more=" env=pong recipe.update_dtype=bfloat16",
         ),
         learned(
