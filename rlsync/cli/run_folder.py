@@ -26,7 +26,7 @@ Numbers = NDArray[np.float64]
 
 def tell_without_end(run: Path, last: Life) -> None:
     """Say how far the schedule of a run goes whose last life has no end, as that of a killed one."""
-    if not last.has_ended:
+    if not any(note["event"] == "end" for note in last.notes):
         newest = max((publish.version for publish in last.publishes), default=0)
         why = "the run goes on or was killed, or the file was cut off"
         print(f"{run / SCHEDULE} stops at version {newest}, without an end: {why}", file=sys.stderr)

@@ -92,10 +92,6 @@ class Life:
     def publishes(self) -> list[Published]:
         return [event for event in self.events if isinstance(event, Published)]
 
-    @property
-    def has_ended(self) -> bool:
-        return any(note["event"] == "end" for note in self.notes)
-
     def plan(self, workers: int) -> dict[int, list[Rollout]]:
         """The rollouts of each worker, in order."""
         plan: dict[int, list[Rollout]] = {worker: [] for worker in range(workers)}

@@ -87,13 +87,14 @@ class Recipe:
         """
         from rlsync.recipes.checks import check
         from rlsync.recipes.run import Run
+        from rlsync.workers.worker import seed_all
 
         self.settings.of(config)
         if spaces is None:
             check(config)
             spaces = self.probe(config.env)
         run: Run[Any] = Run(config, spaces, again, shared)
-        run.seed_everything()
+        seed_all(config.seed)  # workers are seeded by the trainer, through their collector
         if (trainer := self.trainer(run)) is None:
             raise ConfigError("the builder returned None", f"recipe {self.name!r}", "let it return a trainer")
         return trainer

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
 import torch
 
 from rlsync.core.schedule import Life
@@ -50,11 +49,6 @@ class Run(Generic[S]):
     def file(self, name: str) -> Path | None:
         """The file of this name in the run's folder; None where the run writes nothing."""
         return None if self.folder is None else self.folder / name
-
-    def seed_everything(self) -> None:
-        """Seed torch and numpy here; workers are seeded by the trainer through their collector."""
-        torch.manual_seed(self.config.seed)
-        np.random.seed(self.config.seed % 2**32)
 
     @cached_property
     def device(self) -> torch.device:

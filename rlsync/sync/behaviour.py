@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from rlsync.sync.acts import undisturbed
 from rlsync.sync.resolve import BoundRoute
-from rlsync.sync.sample import Image, Judgement, PartCall, Sample, selected
+from rlsync.sync.sample import Image, Judgement, PartCall, Sample, is_within, selected
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
@@ -73,10 +73,10 @@ def _verdicts(
 ) -> Iterator[_Verdict]:
     """On the outermost calls, and in place of one that draws random numbers, on those inside it."""
     for call in calls:
-        if any(_is_within(call.module, other.module) for other in calls):
+        if any(is_within(call.module, other.module) for other in calls):
             continue
         verdict = _judged(sample, call, route, images)
-        inside = [other for other in calls if _is_within(other.module, call.module)]
+        inside = [other for other in calls if is_within(other.module, call.module)]
         yield from _verdicts(sample, inside, route, images) if verdict.random and inside else (verdict,)
 
 
@@ -85,10 +85,6 @@ def _below(call: PartCall, prefix: str) -> str | None:
     if not prefix or call.module == prefix:
         return call.module if not prefix else ""
     return call.module.removeprefix(prefix + ".") if call.module.startswith(prefix + ".") else None
-
-
-def _is_within(name: str, other: str) -> bool:
-    return name != other and (not other or name.startswith(other + "."))
 
 
 def _part(route: BoundRoute, call: PartCall) -> nn.Module | None:
@@ -124,7 +120,8 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
     if random or not fixed:
         return _Verdict(why=f"the outputs of {name} are random", random=True)
     allowed = max(
-        TOLERANCE.get(t.dtype, TOLERANCE[torch.float32]) for t in (*published.values(), *route.tensors())
+        TOLERANCE.get(tensor.dtype, TOLERANCE[torch.float32])
+        for tensor in (*published.values(), *route.tensors(), *(acted[key] for key in fixed))
     )
     if route.route.dtype:
         allowed = max(allowed, TOLERANCE[dtype_named(route.route.dtype)])

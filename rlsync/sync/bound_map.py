@@ -206,7 +206,8 @@ class BoundMap:
         held = set()
         for optimizer in self.training.optimizers():
             if optimizer not in self._joined:
-                optimizer.register_step_pre_hook(self._join)  # an optimizer writes to what is being copied
+                # An optimizer writes to what is being copied.
+                optimizer.register_step_pre_hook(lambda *_: self.endpoint.publisher.join())
                 self._joined.add(optimizer)
             held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}
         return {
@@ -215,9 +216,6 @@ class BoundMap:
             for sent in route.sent
             if sent.key in leaves and memory_key(leaves[sent.key]) in held
         }
-
-    def _join(self, *_: object) -> None:
-        self.endpoint.publisher.join()
 
     def _require_finite(self, version: int) -> None:
         for route in self._routes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,10 +43,6 @@ class Shadow:
     before_calls: Callable[[Callable[[], None]], AbstractContextManager[None]]
     why_not: str = ""  #: why it cannot be called
     compiled: bool = False  #: whether its parts cannot be looked into
-
-    @classmethod
-    def missing(cls, why: str) -> Shadow:
-        return cls(nn.Module(), {}, lambda: None, lambda _: nullcontext(), why)
 
 
 @dataclass(slots=True)
@@ -109,14 +105,29 @@ class Sample:
         return made
 
     def to_bytes(self) -> bytes:
-        """Packed; with a reason in place of the calls if they are too large for a note."""
+        """Packed; if too large for a note without calls inside others, or with a reason in place of calls."""
         bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
         if sum(map(len, bodies)) > _SAMPLE_BYTES:
+            outer = self._of_outer_calls()
+            if len(outer.calls) < len(self.calls):
+                return outer.to_bytes()
             return Sample(self.asked, self.version, "inputs and outputs are larger than a note").to_bytes()
         head: dict[str, Any] = {name: getattr(self, name) for name in ("asked", "version", "why_not", "held")}
         head["calls"] = [[c.destination, c.module, c.args, c.outs] for c in self.calls]
         head["tensors"] = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
         return b"\n".join([json.dumps(head).encode(), b"".join(bodies)])
+
+    def _of_outer_calls(self) -> Sample:
+        """Calls inside others are compared only where the outer ones draw random numbers."""
+        made, cpu = Sample(self.asked, self.version), torch.device("cpu")
+        for destination, held in self.held.items():
+            made.held[destination] = {name: made.put(self.tensors[number]) for name, number in held.items()}
+        for call in self.calls:
+            beside = [other.module for other in self.calls if other.destination == call.destination]
+            if not any(is_within(call.module, other) for other in beside):
+                args, outs = (made.put(self.get(value, cpu)) for value in (call.args, call.outs))
+                made.calls.append(PartCall(call.destination, call.module, args, outs))
+        return made
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sample:
@@ -135,6 +146,10 @@ class Sample:
             sample.tensors.append(empty)
             at += size
         return sample
+
+
+def is_within(name: str, other: str) -> bool:
+    return name != other and (not other or name.startswith(other + "."))
 
 
 @contextmanager

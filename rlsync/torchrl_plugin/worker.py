@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NoReturn
@@ -176,7 +176,8 @@ def shadow_of(collector: Collector, call: PolicyCall | str, places: Mapping[str,
     """How to call the policy of a collector once more, for what stands at some places in it."""
     policy = collectors.policy_of(collector)
     if isinstance(call, str) or policy is None:
-        return Shadow.missing(call if isinstance(call, str) else _NO_MODULE)
+        why_not = call if isinstance(call, str) else _NO_MODULE
+        return Shadow(nn.Module(), {}, lambda: None, lambda _: nullcontext(), why_not)
     parts = set(policy.modules())
     modules = {n: m for n, m in places.items() if isinstance(m, nn.Module) and m in parts}
     before = partial(collectors.before_policy_calls, collector)

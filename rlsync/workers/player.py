@@ -126,7 +126,7 @@ class Player(ABC):
         """Choose the next action of every environment.
 
         Args:
-            observation: ``[N, *obs]``.
+            observation: ``[N, *obs]``; to prove behaviour with large ones, N is less than in :meth:`begin`.
             is_init: [N] bool, whether it is the first observation of an episode.
             reward: [N], what the action before has brought; 0 before the first one.
             state: what :meth:`begin` or the last call returned.

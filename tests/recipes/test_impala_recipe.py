@@ -16,13 +16,14 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights, WatchWorkers
+from rlsync import SyncWeights, VerifySync, WatchWorkers
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import read_evaluations
 from rlsync.recipes.checks import errors
+from rlsync.recipes.env_settings import AtariConfig
 from rlsync.recipes.evaluating import APART
 from rlsync.recipes.hooks.measuring import Load, StalenessHistogram, StatisticsHook
 from rlsync.recipes.hooks.steering import EpisodeReturns, MixReplayed
@@ -345,3 +346,19 @@ def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
 def test_update_dtype_is_that_of_the_torso(dtype: str) -> None:
     network = make_network(ImpalaConfig(update_dtype=dtype), probe(EnvConfig("CartPole-v1")))
     assert network.in_bfloat16 == (dtype == "bfloat16")
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+@pytest.mark.parametrize("torso", ["shallow", "deep"])
+def test_what_acts_on_pixels_in_bfloat16_is_proven(torso: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsync.recipes.checks.bfloat16_instructions", lambda: None)  # they may be slow
+    config = small(update_dtype="bfloat16", batch_size=8, model=ModelConfig(torso=torso, normalize=True))
+    config.env, config.collector.frames_per_batch = AtariConfig("ALE/Pong-v5", num_envs=8), 5 * 8
+    config.sync.verify_every_s = 0.01
+    trainer = RECIPE.build(config)
+    verify = part(trainer, VerifySync)
+    trainer.register_op("post_steps", lambda: verify.behaviour_held and trainer.request_stop("proven"))
+    train_until_stopped(trainer, at_most_s=60.0)
+    assert (verify.uncompared, verify.deviations) == ((), [])
+    assert verify.behaviour_held is not None

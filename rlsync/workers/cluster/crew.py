@@ -44,7 +44,7 @@ class Crew:
     def options(self) -> dict[str, Any]:
         if not self.keep_s:
             return {}
-        name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
+        name = f"agent of {self.name} {uuid.uuid4().hex[:12]}"
         return {"name": name, "namespace": _NAMESPACE, "lifetime": "detached"}
 
     def left(self, alone_within_s: float = 60.0) -> list[LeftAgent]:
@@ -64,13 +64,9 @@ class Crew:
             time.sleep(_LOOK_S)
             agents = [agent.agent for agent in left]
 
-    @property
-    def _prefix(self) -> str:
-        return f"agent of {self.name} "
-
     def _living(self) -> Iterator[Any]:
         for named in list_named_actors(all_namespaces=True):
-            if named["namespace"] == _NAMESPACE and named["name"].startswith(self._prefix):
+            if named["namespace"] == _NAMESPACE and named["name"].startswith(f"agent of {self.name} "):
                 with suppress(ValueError):  # it has ended meanwhile
                     yield ray.get_actor(named["name"], _NAMESPACE)
 
