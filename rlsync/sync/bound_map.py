@@ -202,11 +202,10 @@ class BoundMap:
         return found
 
     def _steady(self, leaves: Mapping[Key, Tensor]) -> dict[Key, int]:
-        """The leaves that nobody writes to before an optimizer's next step, with their bytes."""
+        """The leaves, with their bytes, that nobody writes to before an optimizer's next step. It joins."""
         held = set()
         for optimizer in self.training.optimizers():
             if optimizer not in self._joined:
-                # An optimizer writes to what is being copied.
                 optimizer.register_step_pre_hook(lambda *_: self.endpoint.publisher.join())
                 self._joined.add(optimizer)
             held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}

@@ -25,9 +25,8 @@ from rlsync.transport.contract import Note, Subscriber
 #: ``judge(sample, images)``: see :func:`rlsync.sync.behaviour.judge`.
 Judge = Callable[[Sample, Sequence[Image]], Judgement]
 
-#: The version before the question, and those of a worker that begins a rollout right after it: the newest
-#: one and the next.
-_IMAGES = 3
+_IMAGES = 3  #: the version before the question, the newest one and the next
+_IMAGE_BYTES = 1 << 27  #: more while they take no more: with fast updates, rollouts begin later
 
 #: ``digests(parameters)``: of what acts now, by destination: of the parameters, or of all other leaves.
 Digests = Callable[[bool], dict[str, int]]
@@ -180,11 +179,11 @@ class Verification:
         if self._judge is not None and worker not in self._judged:
             note = self.publisher.transport.note(worker, Note.SAMPLE)
             sample = None if note is None else Sample.from_bytes(note)
-            if sample is None or sample.asked != self._question or sample.version not in self._images:
-                return Judgement(uncompared=("no sample of a version whose image was kept",))
-            before = max(version for version in self._images if version < sample.version)
-            images = self._images[sample.version], self._images[before]
-            self._judged[worker] = self._judge(sample, images)
+            judged = Judgement(uncompared=("no sample of a version whose image was kept",))
+            if sample is not None and sample.asked == self._question and sample.version in self._images:
+                before = max(version for version in self._images if version < sample.version)
+                judged = self._judge(sample, (self._images[sample.version], self._images[before]))
+            self._judged[worker] = judged
         return self._judged.get(worker, Judgement())
 
     def _answer(self, worker: int) -> WorkerAnswer | None:
@@ -211,7 +210,8 @@ class Verification:
                 kind = kinds[destination].get(leaf.name, leaf.kind)
                 found.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
         self._published[version] = {d: Prints.of(of_d) for d, of_d in found.items()}
-        if self._judge is not None and len(self._images) < _IMAGES:
+        size = 1 + sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        if self._judge is not None and len(self._images) < max(_IMAGES, min(_IMAGE_BYTES // size, 32)):
             self._images[version] = _copied(layout, tensors)
 
 

@@ -212,6 +212,30 @@ def test_power_is_shown_by_the_version_before_even_if_the_learner_stands_still()
             assert (judged.held, judged.powerless, judged.wrong) == (moves, ("policy",) * (not moves), ())
 
 
+@pytest.mark.processes
+@pytest.mark.seconds
+def test_a_worker_that_begins_some_versions_later_is_compared_and_if_it_cannot_be_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheme = {"policy": BoardScheme()}
+    net = actor_of(make_mlp(ACTIONS))
+    with running(make_workers(MultiSyncCollector, net, schemes=scheme, workers=1)) as collector:
+        trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))))
+        sync = SyncWeights(ACTOR, trainer=trainer)
+        verification, batches = sync.bound.endpoint.verification(), iter(collector)
+        for held in (1, 0):
+            verification.ask(sync.bound.judge)
+            for _ in range(6):
+                with torch.no_grad():
+                    for parameter in trainer.loss_module.actor_network.parameters():
+                        parameter.add_(0.1)
+                sync.publish()
+            next(batches)
+            (judged,) = verification.hear().behaviour
+            assert (judged.held, bool(judged.untold)) == (held, not held)
+            monkeypatch.setattr("rlsync.sync.verification._IMAGE_BYTES", 0)
+
+
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     "by",
