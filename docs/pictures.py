@@ -120,6 +120,11 @@ class Contender:
 
 
 SB3 = "stable-baselines3"
+MUJOCO = (
+    Contender("sac", "rlsync", "sac"),
+    Contender("SB3 SAC", SB3, "sac"),
+    Contender("crossq", "rlsync", "crossq"),
+)
 #: A panel for each environment, with the contenders in it.
 OFF_POLICY = {
     "CartPole-v1": (
@@ -132,14 +137,8 @@ OFF_POLICY = {
         Contender("td3", "rlsync", "td3"),
         Contender("SB3 TD3", SB3, "td3"),
     ),
-    **{
-        env: (
-            Contender("sac", "rlsync", "sac"),
-            Contender("SB3 SAC", SB3, "sac"),
-            Contender("crossq", "rlsync", "crossq"),
-        )
-        for env in ("HalfCheetah-v5", "Hopper-v5")
-    },
+    "HalfCheetah-v5": (*MUJOCO, Contender("td3", "rlsync", "td3"), Contender("SB3 TD3", SB3, "td3")),
+    "Hopper-v5": MUJOCO,
 }
 SHEEPRL = Contender("sheeprl", "sheeprl", "dreamer_v3", "lr=0.001 for all parts")
 DREAMER = {

@@ -137,11 +137,14 @@ def rows() -> list[Row]:
         numbers, peers = ([*map(at, runs(*which))] for which in (ours, theirs))
         return Row(recipe, env, page, f"return after {frames:,} frames", numbers, peer, peers, more)
 
-    def replay(recipe: str, env: str, frames: int, section: str, options: str = "", more: str = "") -> Row:
-        ours, theirs = ((off, library, recipe, env, options) for library in ("rlsync", SB3))
+    def replay(recipe: str, env: str, frames: int, section: str, more: str = "") -> Row:
+        ours, theirs = ((off, library, recipe, env, "") for library in ("rlsync", SB3))
         return learned(ours, "SB3", theirs, f"off_policy.md#{section}", frames, more)
 
-    until, slow = "frames until a return of", "one update for 8 frames"
+    def pong(run: str) -> list[float]:
+        return [*map(first(18.0), curves("pong.csv", "return", run=run))]
+
+    until = "frames until a return of"
     impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
     here = "python benchmarks/laser_cartpole.py"
     return [
@@ -156,8 +159,8 @@ def rows() -> list[Row]:
         replay("sac", pendulum, 9_500, "pendulum-v1-sac-and-td3"),
         replay("td3", pendulum, 9_500, "pendulum-v1-sac-and-td3"),
         *(
-            replay("sac", env, 100_000, "mujoco", more=f" env.id={env} recipe.total_frames=100000")
-            for env in (cheetah, hopper)
+            replay(recipe, env, 100_000, "mujoco", more=f" env.id={env} recipe.total_frames=100000")
+            for recipe, env in (("sac", cheetah), ("sac", hopper), ("td3", cheetah))
         ),
         *(
             learned(
@@ -171,7 +174,6 @@ def rows() -> list[Row]:
             )
             for env in (cheetah, hopper)
         ),
-        replay("td3", cheetah, 192_500, "mujoco", slow, f" env.id={cheetah} recipe.pace.ratio=0.125"),
         Row("impala", cartpole, "laser.md", f"{until} 450", impala, command=here),
         Row("laser", cartpole, "laser.md", f"{until} 450", laser, "`impala`", impala, command=here),
         Row(
@@ -184,13 +186,18 @@ def rows() -> list[Row]:
             best("alone"),
             command="rlsync train recipe=laser recipe.agents=3 env.id=swing_up:SparseSwingUp-v0",
         ),
-        Row(
-            "impala",
-            "Pong",
-            "actor_learner.md#pong-from-pixels",
-            f"{until} 18",
-            [*map(first(18.0), curves("pong.csv", "return", run="impala, as shipped"))],
-            more=" env=pong recipe.update_dtype=bfloat16",
+        *(
+            Row(
+                recipe,
+                "Pong",
+                "actor_learner.md#pong-from-pixels",
+                f"{until} 18",
+                pong(f"{recipe}, as shipped"),
+                "Sample Factory",
+                pong("Sample Factory 2.1.1"),
+                more=" env=pong recipe.update_dtype=bfloat16",
+            )
+            for recipe in ("impala", "laser")
         ),
         learned(
             (dreamer, "rlsync", "dreamer_v1", pendulum, ""),

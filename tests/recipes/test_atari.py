@@ -387,6 +387,11 @@ def test_what_is_written_of_pong_is_what_its_curve_says() -> None:
     told = ", ".join(f"{each:,}" for each in steps[:-1]) + f" and {steps[-1]:,}"
     minutes = f"{min(seconds) / 60:.1f} to {max(seconds) / 60:.1f} minutes"
     assert f"18 after {told} agent steps, {minutes}" in page
+    steps, seconds = zip(*(solved["laser, as shipped", seed] for seed in "01"), strict=True)
+    told = " and ".join(f"{each:,}" for each in steps)
+    assert (
+        f"took {told} steps, two seeds, and {seconds[0] / 60:.0f} and {seconds[1] / 60:.0f} minutes" in page
+    )
     sf_steps, _ = solved["Sample Factory 2.1.1", "0"]
     assert f"{sf_steps:,} steps, at 171 a second {sf_steps / 171 / 60:.0f} minutes" in page
     assert minutes in " ".join((docs / "release_notes/0.1.0.md").read_text().split())

@@ -328,7 +328,7 @@ def test_pong_brings_its_own_settings_along_and_the_command_line_has_the_last_wo
     config = OmegaConf.create(capsys.readouterr().out)
     assert config.env.id == "ALE/Pong-v5"
     assert config.recipe.reward_clipping == "clip"
-    assert config.recipe.replay.min_steps == 10_000
+    assert (config.env.num_envs, config.recipe.replay.capacity_steps) == (2, 5000)
     assert config.recipe.lr == 0.123
 
 
