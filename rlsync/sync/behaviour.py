@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from rlsync.sync.acts import undisturbed
 from rlsync.sync.resolve import BoundRoute
-from rlsync.sync.sample import Image, Judgement, PartCall, Sample, is_within, selected
+from rlsync.sync.sample import Image, Judgement, PartCall, Sample, outermost, selected
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
@@ -72,11 +72,9 @@ def _verdicts(
     sample: Sample, calls: Sequence[PartCall], route: BoundRoute, images: Sequence[Image]
 ) -> Iterator[_Verdict]:
     """On the outermost calls, and in place of one that draws random numbers, on those inside it."""
-    for call in calls:
-        if any(is_within(call.module, other.module) for other in calls):
-            continue
+    for call in outermost(calls):
         verdict = _judged(sample, call, route, images)
-        inside = [other for other in calls if is_within(other.module, call.module)]
+        inside = [other for other in calls if other.is_within(call)]
         yield from _verdicts(sample, inside, route, images) if verdict.random and inside else (verdict,)
 
 

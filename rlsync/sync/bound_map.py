@@ -202,7 +202,7 @@ class BoundMap:
         return found
 
     def _steady(self, leaves: Mapping[Key, Tensor]) -> dict[Key, int]:
-        """The leaves, with their bytes, that nobody writes to before an optimizer's next step. It joins."""
+        """The bytes of leaves that nobody writes to before an optimizer steps, which awaits the copy."""
         held = set()
         for optimizer in self.training.optimizers():
             if optimizer not in self._joined:

@@ -8,7 +8,7 @@ version brings.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,11 @@ class PartCall:
     module: str  #: its path below the destination; empty for the destination itself
     args: list[Any]
     outs: Any = None
+
+    def is_within(self, other: PartCall) -> bool:
+        if self.destination != other.destination or self.module == other.module:
+            return False
+        return not other.module or self.module.startswith(other.module + ".")
 
 
 @dataclass(slots=True)
@@ -106,12 +111,12 @@ class Sample:
 
     def to_bytes(self) -> bytes:
         """Packed; if too large for a note without calls inside others, or with a reason in place of calls."""
-        bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
-        if sum(map(len, bodies)) > _SAMPLE_BYTES:
+        if sum(tensor.nbytes for tensor in self.tensors) > _SAMPLE_BYTES:
             outer = self._of_outer_calls()
             if len(outer.calls) < len(self.calls):
                 return outer.to_bytes()
             return Sample(self.asked, self.version, "inputs and outputs are larger than a note").to_bytes()
+        bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
         head: dict[str, Any] = {name: getattr(self, name) for name in ("asked", "version", "why_not", "held")}
         head["calls"] = [[c.destination, c.module, c.args, c.outs] for c in self.calls]
         head["tensors"] = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
@@ -122,11 +127,9 @@ class Sample:
         made, cpu = Sample(self.asked, self.version), torch.device("cpu")
         for destination, held in self.held.items():
             made.held[destination] = {name: made.put(self.tensors[number]) for name, number in held.items()}
-        for call in self.calls:
-            beside = [other.module for other in self.calls if other.destination == call.destination]
-            if not any(is_within(call.module, other) for other in beside):
-                args, outs = (made.put(self.get(value, cpu)) for value in (call.args, call.outs))
-                made.calls.append(PartCall(call.destination, call.module, args, outs))
+        for call in outermost(self.calls):
+            args, outs = (made.put(self.get(value, cpu)) for value in (call.args, call.outs))
+            made.calls.append(PartCall(call.destination, call.module, args, outs))
         return made
 
     @classmethod
@@ -148,8 +151,8 @@ class Sample:
         return sample
 
 
-def is_within(name: str, other: str) -> bool:
-    return name != other and (not other or name.startswith(other + "."))
+def outermost(calls: Sequence[PartCall]) -> list[PartCall]:
+    return [call for call in calls if not any(map(call.is_within, calls))]
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, VerifySync
 from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
+from rlsync.sync.sample import Judgement
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (
     ACTIONS,
@@ -92,9 +94,31 @@ def verified(
 
 
 def workers(
-    net: nn.Module, kind: type[BaseCollector] = MultiSyncCollector, **scheme: object
+    net: nn.Module, kind: type[BaseCollector] = MultiSyncCollector, count: int = 2, **scheme: object
 ) -> BaseCollector:
-    return make_workers(kind, actor_of(net), schemes={"policy": BoardScheme(**scheme)}, workers=2)
+    return make_workers(kind, actor_of(net), schemes={"policy": BoardScheme(**scheme)}, workers=count)
+
+
+@contextmanager
+def asked_by_hand() -> Iterator[tuple[Callable[[float], None], Callable[[], None], Callable[[], Judgement]]]:
+    """Of one worker: what moves all weights and publishes, what asks, and what plays a batch and compares."""
+    with running(workers(make_mlp(ACTIONS), count=1)) as collector:
+        trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))))
+        sync = SyncWeights(ACTOR, trainer=trainer)
+        verification, batches = sync.bound.endpoint.verification(), iter(collector)
+
+        def publish(moved: float) -> None:
+            with torch.no_grad():
+                for parameter in trainer.loss_module.actor_network.parameters():
+                    parameter.add_(moved)
+            sync.publish()
+
+        def hear() -> Judgement:
+            next(batches)
+            (judged,) = verification.hear().behaviour
+            return judged
+
+        yield publish, lambda: verification.ask(sync.bound.judge), hear
 
 
 @pytest.mark.processes
@@ -194,21 +218,12 @@ def test_weights_that_stand_still_are_no_proof() -> None:
 @pytest.mark.processes
 @pytest.mark.seconds
 def test_power_is_shown_by_the_version_before_even_if_the_learner_stands_still() -> None:
-    scheme = {"policy": BoardScheme()}
-    net = actor_of(make_mlp(ACTIONS))
-    with running(make_workers(MultiSyncCollector, net, schemes=scheme, workers=1)) as collector:
-        trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))))
-        sync = SyncWeights(ACTOR, trainer=trainer)
-        verification, batches = sync.bound.endpoint.verification(), iter(collector)
-        sync.publish()
+    with asked_by_hand() as (publish, ask, hear):
+        publish(0.0)
         for moves in (True, False):
-            with torch.no_grad():
-                for parameter in trainer.loss_module.actor_network.parameters():
-                    parameter.add_(0.5 * moves)
-            sync.publish()
-            verification.ask(sync.bound.judge)
-            next(batches)
-            (judged,) = verification.hear().behaviour
+            publish(0.5 * moves)
+            ask()
+            judged = hear()
             assert (judged.held, judged.powerless, judged.wrong) == (moves, ("policy",) * (not moves), ())
 
 
@@ -217,21 +232,12 @@ def test_power_is_shown_by_the_version_before_even_if_the_learner_stands_still()
 def test_a_worker_that_begins_some_versions_later_is_compared_and_if_it_cannot_be_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scheme = {"policy": BoardScheme()}
-    net = actor_of(make_mlp(ACTIONS))
-    with running(make_workers(MultiSyncCollector, net, schemes=scheme, workers=1)) as collector:
-        trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))))
-        sync = SyncWeights(ACTOR, trainer=trainer)
-        verification, batches = sync.bound.endpoint.verification(), iter(collector)
+    with asked_by_hand() as (publish, ask, hear):
         for held in (1, 0):
-            verification.ask(sync.bound.judge)
+            ask()
             for _ in range(6):
-                with torch.no_grad():
-                    for parameter in trainer.loss_module.actor_network.parameters():
-                        parameter.add_(0.1)
-                sync.publish()
-            next(batches)
-            (judged,) = verification.hear().behaviour
+                publish(0.1)
+            judged = hear()
             assert (judged.held, bool(judged.untold)) == (held, not held)
             monkeypatch.setattr("rlsync.sync.verification._IMAGE_BYTES", 0)
 

@@ -21,7 +21,7 @@ from rlsync.workers.supervision import LEAVE_TIMEOUT_S
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACE = "rlsync"
+_NAMESPACE, _NAME = "rlsync", "agent of {} "
 
 _LOOK_S = 0.2
 
@@ -44,7 +44,7 @@ class Crew:
     def options(self) -> dict[str, Any]:
         if not self.keep_s:
             return {}
-        name = f"agent of {self.name} {uuid.uuid4().hex[:12]}"
+        name = _NAME.format(self.name) + uuid.uuid4().hex[:12]
         return {"name": name, "namespace": _NAMESPACE, "lifetime": "detached"}
 
     def left(self, alone_within_s: float = 60.0) -> list[LeftAgent]:
@@ -66,7 +66,7 @@ class Crew:
 
     def _living(self) -> Iterator[Any]:
         for named in list_named_actors(all_namespaces=True):
-            if named["namespace"] == _NAMESPACE and named["name"].startswith(f"agent of {self.name} "):
+            if named["namespace"] == _NAMESPACE and named["name"].startswith(_NAME.format(self.name)):
                 with suppress(ValueError):  # it has ended meanwhile
                     yield ray.get_actor(named["name"], _NAMESPACE)
 
