@@ -112,7 +112,7 @@ class LossSettings(VTraceSettings):
     reward_clipping: str = bounds.one_of("none", "clip")  #: ``"none"``, or ``"clip"`` to [-1, 1]
     #: ``"mean"`` or ``"sum"`` (as in the paper) over the T * B steps.
     reduction: str = bounds.one_of("mean", "sum")
-    #: ``"all"`` unrolls, or only the ``"online"`` ones, as in LASER.
+    #: ``"all"`` unrolls, or only the ``"online"`` ones, as in LASER; the others then count as 0 in the mean.
     entropy_on: str = bounds.one_of("all", "online")
     #: LASER's, or None. The policy and the baseline do not learn from steps outside.
     trust_region: TrustRegion | None = None
@@ -166,7 +166,7 @@ class UnrollReplayConfig:
     reference: str = bounds.same_as(TrustRegion, "reference")
     #: Whether a rejected step also loses its temporal difference.
     gate_delta: bool = bounds.same_as(TrustRegion, "gate_delta")
-    #: Entropy bonus on all unrolls, or on online (new) ones only.
+    #: Entropy bonus on all unrolls, or on online (new) ones only; the others then count as 0 in the mean.
     entropy_on: str = bounds.same_as(LossSettings, "entropy_on")
 
 
