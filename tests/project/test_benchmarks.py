@@ -371,14 +371,12 @@ def test_a_swinging_pole_is_rewarded_only_while_it_stands(
 def test_what_the_page_says_of_sac_and_its_peers_follows_from_its_runs() -> None:
     results = runpy.run_path(str(BENCHMARKS.parent / "docs/results.py"))
     p_value = runpy.run_path(str(BENCHMARKS / "permutation.py"))["p_value"]
-    cheetah, hopper, sb3s = "HalfCheetah-v5", "Hopper-v5", "stable-baselines3"
+    off, cheetah, hopper, sb3s = "off_policy.csv", "HalfCheetah-v5", "Hopper-v5", "stable-baselines3"
     slow = "one update for 8 frames"
 
     def last(env: str, library: str, options: str, recipe: str = "sac", until: int = 192_500) -> list[float]:
         """The last evaluation until then of each seed: of SB3's runs of 200,000 frames the last but one."""
-        return [
-            *map(results["after"](until), results["runs"]("off_policy.csv", library, recipe, env, options))
-        ]
+        return [*map(results["after"](until), results["runs"](off, library, recipe, env, options))]
 
     first, torchs, one_worker, as_sb3 = (
         last(cheetah, "rlsync", slow + more)
@@ -392,7 +390,12 @@ def test_what_the_page_says_of_sac_and_its_peers_follows_from_its_runs() -> None
     long, sb3 = first + torchs + one_worker, last(cheetah, sb3s, slow)
     found = [p_value(long, sb3), p_value(as_sb3, sb3), p_value(as_sb3, one_worker)]
     found += [p_value(last(env, "rlsync", ""), last(env, sb3s, "")) for env in (cheetah, hopper)]
-    assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151, 0.024, 0.857]
+    one_rate, ladder = (
+        [*map(results["first"](475.0), results["runs"](off, "rlsync", "dqn", "CartPole-v1", way))]
+        for way in ("async_4_workers", "async_4_workers; ladder")
+    )
+    found.append(p_value(one_rate, ladder))
+    assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151, 0.024, 0.857, 0.556]
     for env in (cheetah, hopper):
         crossq, sac = (last(env, "rlsync", "", recipe, until=50_500) for recipe in ("crossq", "sac"))
         assert min(crossq) > max(sac)
