@@ -28,6 +28,7 @@ from rlsync.core.errors import (
     AdoptionTimeout as AdoptionTimeout,
     AmbiguousSource as AmbiguousSource,
     BoardClosed as BoardClosed,
+    BatchStatistics as BatchStatistics,
     ConfigError as ConfigError,
     DestinationNotFound as DestinationNotFound,
     DoesNotAct as DoesNotAct,

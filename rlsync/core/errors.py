@@ -20,6 +20,7 @@
         ├── NoBoard                  worker processes get their weights without rlsync's promises
         ├── IdleLeaves               some of the weights that arrive do not act
         ├── DropoutDiffers           workers drop other shares than the learner, or one of them none
+        ├── BatchStatistics          a layer acts with the statistics of a worker's few rows
         ├── NothingLearns            what is sent cannot learn, or got no gradient
         ├── NothingPublished         nobody publishes, or not to the collector whose frames are learned from
         └── NothingChanged           the same weights were published again and again
@@ -139,6 +140,12 @@ class IdleLeaves(RlsyncWarning):
 
 class DropoutDiffers(RlsyncWarning):
     """Workers drop another share of what a dropout gets than the learner, or one of them drops none."""
+
+
+class BatchStatistics(RlsyncWarning):
+    """A layer of the workers' policy acts with the statistics of its own batch, such as BatchNorm in training
+    mode.
+    """
 
 
 class NothingLearns(RlsyncWarning):

@@ -34,6 +34,9 @@ class Verdict(str, Enum):
 #: How the name of a setting ends that is the share which a dropout drops in its present mode.
 DROPS = ".drops"
 
+#: How the name of a setting ends that is the class of a layer which acts with statistics of its own batch.
+BATCH_STATISTICS = ".batch_statistics"
+
 #: A publish moves the bytes of leaves with these verdicts.
 MOVED = frozenset({Verdict.COPIED, Verdict.CAST, Verdict.SHARDED})
 
@@ -131,6 +134,8 @@ class SyncPlan:
     unreached: tuple[str, ...] = ()
     #: How numbers, modes and plain tensors of the workers' modules differ from the learner's, by name.
     differs: Mapping[str, str] = field(default_factory=dict)
+    #: Layers that act with the statistics of a worker's few rows, such as BatchNorm in training mode.
+    batch_statistics: tuple[str, ...] = ()
     through_host: bool = False  #: whether every version passes through host memory, as on a board
 
     @property
@@ -187,7 +192,7 @@ class SyncPlan:
         return self
 
     def warnings(self) -> Iterator[errors.RlsyncWarning]:
-        """Of parameters that arrive and do not act, and of dropout that differs."""
+        """Of parameters that arrive and do not act, of dropout that differs, and of batch statistics."""
         idle = [row for row in self.rows if row.idle]
         where = "; ".join(map(str, self.routes))
         if idle:
@@ -195,6 +200,11 @@ class SyncPlan:
         if drops := [f"{name} {how}" for name, how in self.differs.items() if name.endswith(DROPS)]:
             cure = "call train() or eval() on both modules, and give both the same p"
             yield errors.DropoutDiffers(listed(drops, _NAMES_IN_SUMMARY), where, cure)
+        if self.batch_statistics:
+            names = listed(self.batch_statistics, _NAMES_IN_SUMMARY)
+            what = f"{names} {_ACTS_WITH_BATCH}: the same observation gives other actions beside other rows"
+            cure = "call eval() on the policy that the workers get, for example in a policy_factory"
+            yield errors.BatchStatistics(what, where, cure)
 
     def _layout_error(self, bad: tuple[Row, ...]) -> errors.SyncMapError:
         first = bad[0]
@@ -251,11 +261,16 @@ class SyncPlan:
         if self.unreached:
             lines.append(f"unreached  in the workers, and in no entry: {listed(self.unreached, at_most)}")
         lines.extend(f"differs    {name} {how}" for name, how in self.differs.items())
+        if self.batch_statistics:
+            names = listed(self.batch_statistics, at_most)
+            lines.append(f"batch      {_ACTS_WITH_BATCH}: {names}")
         lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)
 
     __str__ = table
 
+
+_ACTS_WITH_BATCH = "acts with the statistics of its own batch"
 
 IDLE = "arrives, and does not act"  #: how the note of a leaf begins that does not act
 BY_COPY = "adopt='copy' reaches it"  #: how it ends if the leaf would act in copy mode

@@ -1,14 +1,16 @@
 """Proof of behaviour: what acts computes what the learner's module computes with the published weights.
 
 The learner calls the source's parts on the inputs of a worker's :class:`rlsync.sync.sample.Sample`, with the
-image of the version that acted and with that of the version before. If both give what the worker's part gave,
-the comparison has no power. Where no transport keeps the version before, the weights of now take its place.
+image of the version that acted and with that of the version before, each part in the mode in which it acts
+in the worker. If both give what the worker's part gave, the comparison has no power. Where no transport keeps
+the version before, the weights of now take its place.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -167,11 +169,27 @@ def _outputs(
     held = [value for module in part.modules() for value in vars(module).values()]
     generators = [torch.default_generator, *torch.cuda.default_generators]
     generators += [value for value in held if isinstance(value, torch.Generator)]
-    with undisturbed(part), torch.no_grad():
+    with undisturbed(part), _in_modes(part, sample, call), torch.no_grad():
         before = [generator.get_state() for generator in generators]
         outs = functional_call(part, own, args, strict=False)
         after = [generator.get_state() for generator in generators]
         return _flat(selected(part, outs, "out_keys")), not all(map(torch.equal, before, after))
+
+
+@contextmanager
+def _in_modes(part: nn.Module, sample: Sample, call: PartCall) -> Iterator[None]:
+    """Inside, a part and those in it are in training mode where the worker's are; others keep their modes."""
+    acting = sample.modes.get(call.destination, {})
+    before = {inner: inner.training for inner in part.modules()}
+    try:
+        for name, inner in part.named_modules():
+            path = f"{call.module}.{name}".strip(".")
+            # Not by train(): modules may do more in it, such as merge adapters.
+            inner.training = acting.get(path, inner.training)
+        yield
+    finally:
+        for inner, mode in before.items():
+            inner.training = mode
 
 
 def _flat(value: object) -> dict[str, Tensor]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from rlsync.core.plan import DROPS
+from rlsync.core.plan import BATCH_STATISTICS, DROPS
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest
 from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
@@ -64,7 +66,18 @@ def settings_of(module: object, where: str) -> dict[str, str]:
     for path, part in root.named_modules():
         if isinstance(part, _DropoutNd):
             settings[f"{path}{DROPS}"[not path :]] = str(part.p if part.training else 0)
+        if _takes_batch_statistics(part):
+            settings[f"{path}{BATCH_STATISTICS}"[not path :]] = type(part).__name__
     return settings
+
+
+def _takes_batch_statistics(part: nn.Module) -> bool:
+    """Whether a layer normalises by the statistics of the batch at hand, in its present mode."""
+    torchrl = sys.modules.get("torchrl.modules")
+    if torchrl is not None and isinstance(part, torchrl.BatchRenorm1d):
+        return part.training
+    # Layers of InstanceNorm are none: they take the statistics of each row alone.
+    return isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
 
 
 def unlike(theirs: Mapping[str, str], prefix: str, source: object, where: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlsync.core import errors
 from rlsync.core.path import Attr, Path, did_you_mean, nearest_name, parse, short, walk
-from rlsync.core.plan import BY_COPY, IDLE, MOVED, Route, Row, Source, SyncPlan, Verdict
+from rlsync.core.plan import BATCH_STATISTICS, BY_COPY, IDLE, MOVED, Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.acts import Acting
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.held import unlike
@@ -260,6 +260,12 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> 
         for b in bound
         for path, text in unlike(acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path))
     }
+    statistics = dict.fromkeys(
+        f"{b.destination}{f'.{path}'.removesuffix(BATCH_STATISTICS)} ({layer})"
+        for b in bound
+        for path, layer in acting.settings.get(b.destination, {}).items()
+        if f".{path}".endswith(BATCH_STATISTICS)
+    )
     rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
     around = endpoint.around()
     here = [tensor for b in bound for tensor in (endpoint.tensors(b.destination) or {}).values()]
@@ -274,6 +280,7 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> 
             name for name, t in around.items() if not name.startswith(stems) and (t is None or t not in known)
         ),
         differs=differs,
+        batch_statistics=tuple(statistics),
         through_host=endpoint.publisher.transport.through_host,
     )
 

@@ -1,8 +1,8 @@
 """What a worker's policy computes: recorded in one more call, for the learner to compare.
 
 A worker that is asked makes one more call of its policy in its rollout, without exploration, on a copy of the
-present input. It leaves a sample: inputs and outputs of the policy's parts, and the leaves that no
-version brings.
+present input. It leaves a sample: inputs and outputs of the policy's parts, their modes, and the leaves
+that no version brings.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Sample:
     why_not: str = ""
     calls: list[PartCall] = field(default_factory=list)
     held: dict[str, dict[str, int]] = field(default_factory=dict)  #: leaves that no version brings
+    modes: dict[str, dict[str, bool]] = field(default_factory=dict)  #: which parts were in training mode
     tensors: list[Tensor] = field(default_factory=list)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
@@ -117,14 +118,15 @@ class Sample:
                 return outer.to_bytes()
             return Sample(self.asked, self.version, "inputs and outputs are larger than a note").to_bytes()
         bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
-        head: dict[str, Any] = {name: getattr(self, name) for name in ("asked", "version", "why_not", "held")}
+        head: dict[str, Any] = {"asked": self.asked, "version": self.version, "why_not": self.why_not}
+        head |= {"held": self.held, "modes": self.modes}
         head["calls"] = [[c.destination, c.module, c.args, c.outs] for c in self.calls]
         head["tensors"] = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
         return b"\n".join([json.dumps(head).encode(), b"".join(bodies)])
 
     def _of_outer_calls(self) -> Sample:
         """Calls inside others are compared only where the outer ones draw random numbers."""
-        made, cpu = Sample(self.asked, self.version), torch.device("cpu")
+        made, cpu = Sample(self.asked, self.version, modes=self.modes), torch.device("cpu")
         for destination, held in self.held.items():
             made.held[destination] = {name: made.put(self.tensors[number]) for name, number in held.items()}
         for call in outermost(self.calls):
@@ -138,7 +140,7 @@ class Sample:
         made = json.loads(head)
         sample = cls(made["asked"], made["version"], made["why_not"])
         sample.calls = [PartCall(*call) for call in made["calls"]]
-        sample.held = made["held"]
+        sample.held, sample.modes = made["held"], made["modes"]
         at = 0
         for dtype, shape in made["tensors"]:
             empty = torch.empty(shape, dtype=dtype_named(dtype))
@@ -190,6 +192,8 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
             leaves = (leaf for leaf in Leaves(module, destination).leaves if leaf.kind != "extra_state")
             kept = [leaf for leaf in leaves if leaf.kind != "parameter" or leaf.name not in brought]
             sample.held[destination] = {leaf.name: sample.put(leaf.read()) for leaf in kept}
+            parts = unwrap(module, destination).named_modules()
+            sample.modes[destination] = {name: part.training for name, part in parts}
         with _recording(sample, {} if shadow.compiled else shadow.modules):
             acted = shadow.call()
         policy = unwrap(shadow.policy, "policy")

@@ -15,6 +15,7 @@ from tests.tools.programs import fresh_python, run_program
 PUBLIC = [
     "AdoptionTimeout",
     "AmbiguousSource",
+    "BatchStatistics",
     "BoardClosed",
     "BoardScheme",
     "BoundStaleness",

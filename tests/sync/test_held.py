@@ -9,14 +9,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torchrl.modules import BatchRenorm1d
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.sync.held import own_shared_memory, settings_of, unlike
 from rlsync.sync.trained import Training, refuse_hidden, unsent
 from rlsync.tensors.device import Covered
 from rlsync.tensors.leaves import Leaves
-from tests.tools.parts import make_mlp
-from tests.tools.parts.acting import Functional, Scaled
+from tests.tools.parts import ACTIONS, make_mlp
+from tests.tools.parts.acting import Functional, Normalised, Scaled
 
 
 def differing(acts: nn.Module, source: nn.Module, prefix: str = "") -> dict[str, str]:
@@ -37,6 +38,29 @@ def test_numbers_tensors_and_modes_that_differ_are_named_and_nothing_else_is() -
         "mean": "has other numbers in the workers",
         "training": "is False in the workers and True in the learner",
     }
+
+
+@pytest.mark.parametrize(
+    ("norm", "trains", "named"),
+    [
+        (nn.BatchNorm1d(ACTIONS), True, True),
+        (nn.BatchNorm1d(ACTIONS), False, False),
+        (nn.BatchNorm1d(ACTIONS, track_running_stats=False), False, True),
+        (nn.SyncBatchNorm(ACTIONS), True, True),
+        (BatchRenorm1d(ACTIONS), True, True),
+        (BatchRenorm1d(ACTIONS), False, False),
+        (nn.InstanceNorm1d(ACTIONS), True, False),
+        (nn.InstanceNorm1d(ACTIONS, track_running_stats=True), True, False),
+        (nn.GroupNorm(1, ACTIONS), True, False),
+        (nn.LayerNorm(ACTIONS), True, False),
+    ],
+)
+def test_a_layer_that_normalises_by_the_rows_at_hand_is_named(
+    norm: nn.Module, trains: bool, named: bool
+) -> None:
+    settings = settings_of(Normalised(norm).train(trains), "policy")
+    layers = {path: kind for path, kind in settings.items() if path.endswith("batch_statistics")}
+    assert layers == ({"norm.batch_statistics": type(norm).__name__} if named else {})
 
 
 def test_weights_are_no_settings_however_they_are_held() -> None:

@@ -242,7 +242,7 @@ def test_buffers_extra_state_and_ties_are_leaves():
             self.seen = state
 
     collector = make_collector(make_policy())
-    collector.net = Counting()
+    collector.net = Counting().eval()
     source = Counting()
     source.seen = {"deep": {"count": 7, "mean": torch.full((2,), 5.0)}}
     source.scratch.fill_(2.0)

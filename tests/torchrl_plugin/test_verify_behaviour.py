@@ -12,7 +12,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
-from torchrl.modules import EGreedyModule, QValueActor
+from torchrl.modules import BatchRenorm1d, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
 
@@ -28,7 +28,7 @@ from tests.tools.parts import (
     make_ppo_loss,
     make_workers,
 )
-from tests.tools.parts.acting import Packed, Scaled
+from tests.tools.parts.acting import Normalised, Packed, Scaled
 from tests.tools.running import in_three_lines, running
 
 EACH = Every(1, "batches")
@@ -182,6 +182,18 @@ def test_a_collector_in_this_process_is_compared() -> None:
         trainer, _ = verified(collector, Scaled(1.0))
         with pytest.raises(PublishError, match="apart from"):
             trainer.train()
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, BatchRenorm1d])
+@pytest.mark.each_value
+def test_workers_in_eval_and_a_learner_in_training_mode_are_no_alarm(norm: type[nn.Module]) -> None:
+    with running(make_collector(actor_of(Normalised(norm(ACTIONS))).eval())) as collector:
+        trainer, hook = verified(collector, Normalised(norm(ACTIONS)), batches=6)
+        trainer.train()
+    assert (hook.deviations, hook.uncompared) == ([], ())
+    assert hook.behaviour_held is not None
+    assert all(part.training for part in trainer.loss_module.actor_network.modules())
 
 
 @pytest.mark.seconds

@@ -11,14 +11,23 @@ import torch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-from torchrl.collectors import BaseCollector, MultiSyncCollector
-from torchrl.envs import ExplorationType, exploration_type, set_exploration_type
+from torchrl.collectors import BaseCollector, Collector, MultiSyncCollector
+from torchrl.envs import ExplorationType, SerialEnv, exploration_type, set_exploration_type
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Every, Source, SyncWeights, VerifySync
 from tests.laws.zoo.parts import ACTOR, Row, actor_of, make_trainer, register, same, sends, verify
-from tests.tools.parts import ACTIONS, OBSERVATIONS, make_collector, make_mlp, make_ppo_loss, make_workers
-from tests.tools.parts.acting import Functional, Packed, Scaled, Spare, Twin
+from tests.tools.parts import (
+    ACTIONS,
+    FRAMES_PER_BATCH,
+    OBSERVATIONS,
+    make_collector,
+    make_counting_env,
+    make_mlp,
+    make_ppo_loss,
+    make_workers,
+)
+from tests.tools.parts.acting import Functional, Normalised, Packed, Scaled, Spare, Twin
 from tests.tools.running import running
 
 X = torch.ones(1, OBSERVATIONS)
@@ -176,6 +185,23 @@ def test_a_dropout_drops_in_the_workers_and_not_in_the_learner(row: Row) -> None
     assert not torch.allclose(still(acting), still(learner))
     row.is_named(register(build(0.0)))
     assert register(build(0.5)).lines == ()
+
+
+def test_a_batch_norm_acts_with_the_statistics_of_the_rows_at_hand(row: Row) -> None:
+    def build(*, trains: bool) -> Trainer:
+        acting = actor_of(Normalised(nn.BatchNorm1d(ACTIONS))).train(trains)
+        two = partial(SerialEnv, 2, make_counting_env)
+        collector = Collector(two, acting, frames_per_batch=FRAMES_PER_BATCH, total_frames=-1)
+        return make_trainer(collector, make_ppo_loss(actor_of(Normalised(nn.BatchNorm1d(ACTIONS)))))
+
+    trainer = build(trains=True)
+    acting, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    sends(trainer, lambda: acting.load_state_dict(learner.state_dict())).train()
+    rows = torch.cat([X, 2 * X])
+    net = acting.module[0].module
+    assert not torch.allclose(net(rows)[0], net(torch.cat([X, 3 * X]))[0])
+    row.is_named(register(build(trains=True)))
+    assert register(build(trains=False)).lines == ()
 
 
 def test_adapters_are_kept_in_a_plain_dict(row: Row) -> None:

@@ -77,3 +77,15 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.by * self.drop(self.net(x - self.mean))
+
+
+class Normalised(nn.Module):
+    """Has a normalising layer, which takes any number of leading dimensions."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.net, self.norm = make_mlp(ACTIONS), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        return self.norm(y.reshape(-1, y.shape[-1])).view_as(y)
