@@ -224,7 +224,7 @@ def not_at_all_because_constant(trainer: Trainer) -> str:
     # TorchRL's hook feeds the policy: one that feeds something else may not replace it.
     trainers.remove_stock_update_weights(trainer, trainers.stock_update_weights(trainer))
     trainer.slow = nn.BatchNorm1d(4, affine=False)
-    trainer.collector.norm = nn.BatchNorm1d(4, affine=False)
+    trainer.collector.norm = nn.BatchNorm1d(4, affine=False).eval()
     return "slow"
 
 
