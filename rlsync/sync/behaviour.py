@@ -148,11 +148,14 @@ def _weights(sample: Sample, route: BoundRoute, image: Image, below: str) -> dic
         if leaf.kind == "extra_state" or not leaf.name.startswith(dotted):
             continue
         live, name = leaf.read().detach(), leaf.name.removeprefix(dotted)
-        there = sent[leaf.name][1] if leaf.name in sent else stem + leaf.name
+        key = sent.get(leaf.name)
+        there = stem + leaf.name if key is None else key[1]
+        weight = live
         if there in kept:
-            weights[name] = sample.tensors[kept[there]].to(live)
-        else:
-            weights[name] = image[sent[leaf.name]].to(live) if sent.get(leaf.name) in image else live
+            weight = sample.tensors[kept[there]]
+        elif key is not None and key in image:
+            weight = image[key]
+        weights[name] = weight.to(live.device, live.dtype)
     return weights
 
 

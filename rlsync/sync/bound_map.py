@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -22,7 +23,7 @@ from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.sync.sharded.ranks import require_shards
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged, refuse_hidden
 from rlsync.tensors.device import Covered
-from rlsync.tensors.digest import all_finite
+from rlsync.tensors.digest import all_finite, digest
 from rlsync.tensors.leaves import memory_key
 from rlsync.transport.rules import Key, keyed
 
@@ -89,7 +90,18 @@ class BoundMap:
     def judge(self, sample: Sample, images: Sequence[Image]) -> Judgement:
         """Whether a worker's policy computed what the sources compute with the image of its version."""
         with set_interaction_type(InteractionType.DETERMINISTIC):  # as the worker's sample was taken
-            return judge(sample, self._routes, images)
+            judged = judge(sample, self._routes, images)
+        return replace(judged, wrong=(*judged.wrong, *self._falsely_aliased()))
+
+    def _falsely_aliased(self) -> Iterator[str]:
+        """Leaves that no publish copies, and that are not what their sources are."""
+        for route in self._routes:
+            live = self.endpoint.tensors(route.destination) or {}
+            for sent in route.sent:
+                there = live.get(sent.key[1]) if sent.key in self._aliased else None
+                if there is not None and digest([there]) != digest([sent.leaf.read()]):
+                    name = f"{route.route.destination}.{sent.leaf.name}"
+                    yield f"{name} is not copied, as if it were the learner's memory, and has other numbers"
 
     def brought(self) -> set[Key]:
         """The leaves that a publish brings, aliased ones included."""
@@ -109,6 +121,12 @@ class BoundMap:
             for route in self._routes
             for sent in route.sent
         }
+
+    def _sources(self, sent: Collection[Key]) -> dict[Key, Tensor]:
+        """What the sources hold now, read from them one by one: not by way of a layout, its ties or an image,
+        so that a fault in these shows.
+        """
+        return {key: tensor for key, tensor in self.copies().items() if key in sent}
 
     def memory(self) -> set[object]:
         """What is equal for tensors that share memory with a source, or a destination of this process."""
@@ -162,7 +180,7 @@ class BoundMap:
         self._unchanged.look(self._plan.routes, now.optim_steps)
         gathered = self._gather()
         steady = self._steady(gathered.copied) if in_background else {}
-        version = publish.fill(gathered.copied, steady.keys())
+        version = publish.fill(gathered.copied, steady.keys(), partial(self._sources, gathered.copied))
         coalesced = version is None
         repaired = tuple(f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys()))
         self._aliased = gathered.aliased

@@ -35,6 +35,7 @@ class Publish:
         self._besides = besides
         self._layout: Layout  #: once it is filled
         self._tensors: Sequence[Tensor | None] = ()
+        self._sources: Mapping[Key, Tensor] = {}
 
     def __enter__(self) -> Publish:
         return self
@@ -43,12 +44,19 @@ class Publish:
         if self._publisher.ranks is not None:
             self._publisher.ranks.tell(error)
 
-    def fill(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
+    def fill(
+        self,
+        leaves: Mapping[Key, Tensor],
+        steady: Collection[Key] = (),
+        sources: Callable[[], Mapping[Key, Tensor]] | None = None,
+    ) -> int | None:
         """Bring the leaves, and with them a whole version: others stay as they were, and other ranks bring
         their parts (PublishError if not). Returns the version; ``None`` when it was coalesced. Nobody may
-        write to those in ``steady`` before the publish is joined.
+        write to those in ``steady`` before the publish is joined. ``sources()`` copies what the sources hold.
         """
         publisher = self._publisher
+        if publisher.compares and sources is not None:
+            self._sources = sources()
         if self._besides:
             leaves = {**leaves, **self._besides}
         self._layout, owners = publisher.lay_out(leaves)
@@ -80,6 +88,7 @@ class Publish:
         publisher = self._publisher
         if publisher.announce is not None:
             publisher.announce(self.stamp.version)
+        publisher.sources = self._sources
         for seen in publisher.seen:
             seen(self.stamp.version, self._layout, self._tensors)
 
@@ -100,6 +109,8 @@ class Publisher:
         self.announce: Callable[[int], object] | None = None  #: told the number of each visible version
         self.seen: list[Seen] = []  #: are told of each visible version
         self.verified = False  #: whether a Verification asks the workers
+        self.compares = False  #: whether it compares outputs: with what the sources held at each publish
+        self.sources: Mapping[Key, Tensor] = {}  #: copied then, of the newest visible version
         self.ranks: Ranks | None = None  #: the learner's other ranks, once a sharded leaf was met
         self.underway: Publish | None = None  #: filled, and visible when it is joined
         self.leaves_at = leaves_at

@@ -132,23 +132,44 @@ class Verification:
         self._question = 0
         self._open = False
         self._published: dict[int, dict[str, Prints]] = {}
+        self._watched_at: int | None = None  #: the newest version when :meth:`watch` was called
         self._judge: Judge | None = None
         self._images: dict[int, Image] = {}  #: by version, in order; 0 is the one before the question
         self._judged: dict[int, Judgement] = {}
 
-    def ask(self, judge: Judge | None = None) -> None:
-        """Ask every worker anew. ``judge`` compares what its policy computed with the version's image."""
+    def watch(self) -> None:
+        """From the next publish on, copy what its sources hold: what a policy computed is compared with them,
+        not with an image of them that may be wrong itself.
+        """
+        if self._watched_at is None:
+            self._watched_at, self.publisher.compares = self.publisher.version, True
+
+    @property
+    def watched(self) -> bool:
+        """Whether :meth:`watch` was called, and the version that :meth:`ask` asks about has its sources."""
+        if self._watched_at is None:
+            return False
+        # A question about the next version is in time for its publish.
+        return self.publisher.version > self._watched_at or self.publisher.transport.newest_leaves() is None
+
+    def ask(self, judge: Judge | None = None) -> int:
+        """Ask every worker anew. ``judge`` compares what its policy computed with what the sources held at
+        the publish, or without :meth:`watch`, with what was published. Returns the lowest version wanted.
+        """
         publisher = self.publisher
         publisher.join()
         self._published, self._open = {}, True
         self._judge, self._images, self._judged = judge, {}, {}
         newest, before = publisher.transport.newest_leaves(), publisher.transport.leaves_before()
         if judge is not None:
+            self._watched_at, publisher.compares = None, True
             self._images[0] = {} if before is None else _copied(*before)
         if newest is not None:
             self._remember(publisher.transport.newest_stamp.version, *newest)
         # A transport that keeps no copy can be asked about the next version only.
-        self._question = publisher.transport.ask(publisher.version + (newest is None))
+        lowest = publisher.version + (newest is None)
+        self._question = publisher.transport.ask(lowest)
+        return lowest
 
     def hear(self) -> Found:
         transport = self.publisher.transport
@@ -171,6 +192,7 @@ class Verification:
         self._open = self._open and bool(waiting)
         if not self._open:
             self._images = {}
+            self.publisher.compares = self._watched_at is not None
         behaviour = tuple(self._judged.values())
         return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong), behaviour)
 
@@ -212,12 +234,17 @@ class Verification:
         self._published[version] = {d: Prints.of(of_d) for d, of_d in found.items()}
         size = 1 + sum(tensor.nbytes for tensor in tensors if tensor is not None)
         if self._judge is not None and len(self._images) < max(_IMAGES, min(_IMAGE_BYTES // size, 32)):
-            self._images[version] = _copied(layout, tensors)
+            self._images[version] = _copied(layout, tensors, self.publisher.sources)
 
 
-def _copied(layout: Layout, tensors: Sequence[Tensor | None]) -> Image:
-    held = ((entry, tensors[entry.owner]) for entry in layout.entries)
-    return {(e.destination, e.leaf.name): tensor.clone() for e, tensor in held if tensor is not None}
+def _copied(layout: Layout, tensors: Sequence[Tensor | None], sources: Image | None = None) -> Image:
+    """A copy of a version, but of the leaves of which ``sources`` has one."""
+    image = dict(sources or {})
+    for entry in layout.entries:
+        key, tensor = (entry.destination, entry.leaf.name), tensors[entry.owner]
+        if key not in image and tensor is not None:
+            image[key] = tensor.clone()
+    return image
 
 
 @dataclass(eq=False)

@@ -122,6 +122,17 @@ def named(found: Found) -> list[str]:
 # ------------------------------------------------------------------------------- healthy workers
 
 
+def test_a_collector_that_waits_for_the_next_publish_is_not_late() -> None:
+    with running(make_collector(make_policy())) as collector:
+        trainer = make_trained(collector, make_policy())
+        sync = SyncWeights(MAP, when=Every(BATCHES, "batches"))
+        sync.register(trainer)
+        verify = VerifySync(sync, when=Every(1, "batches"), timeout_s=1e-6)
+        verify.register(trainer)
+        trainer.train()
+    assert verify.deviations == []
+
+
 @pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])

@@ -19,6 +19,7 @@ from torchrl.trainers import Trainer
 from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, VerifySync
 from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
 from rlsync.sync.sample import Judgement
+from rlsync.torchrl_plugin.examine.examine import examine
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (
     ACTIONS,
@@ -29,6 +30,7 @@ from tests.tools.parts import (
     make_workers,
 )
 from tests.tools.parts.acting import Normalised, Packed, Scaled
+from tests.tools.programs import ENDS_WITHIN_S
 from tests.tools.running import in_three_lines, running
 
 EACH = Every(1, "batches")
@@ -164,6 +166,51 @@ def test_a_number_that_differs_between_learner_and_worker_is_named() -> None:
     with running(workers(Scaled(2.0))) as collector:
         trainer, _ = verified(collector, Scaled(1.0))
         with pytest.raises(PublishError, match="gives 'logits' that is"):
+            trainer.train()
+
+
+def square_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, ACTIONS))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        ("publisher", "apart from what the learner's module computes"),  # two weights count as tied
+        ("bound_map", "is not copied, as if it were the learner's memory"),  # and one as the learner's own
+    ],
+)
+def test_a_fault_in_the_identity_of_tensors_does_not_fool_the_comparison(
+    module: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(make_collector(actor_of(square_layers()))) as collector:
+        trainer = make_trainer(collector, make_ppo_loss(actor_of(square_layers())), batches=8)
+        sync = SyncWeights(ACTOR)
+        sync.register(trainer)
+        monkeypatch.setattr(f"rlsync.sync.{module}.memory_key", lambda tensor: tuple(tensor.shape))
+        (judged,) = examine(trainer, ENDS_WITHIN_S).outputs
+        assert named in " ".join(judged.wrong)
+    with running(make_collector(actor_of(square_layers()))) as collector:
+        trainer, _ = verified(collector, square_layers(), batches=8)
+        with pytest.raises(PublishError, match=named):
+            trainer.train()
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.one_case
+def test_what_the_learner_holds_at_a_publish_is_compared_and_not_what_it_holds_later(
+    background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsync.sync.publisher.memory_key", lambda tensor: tuple(tensor.shape))
+    with running(workers(square_layers(), count=1)) as collector:
+        trainer = make_trainer(collector, make_ppo_loss(actor_of(square_layers())), batches=8)
+        sync = SyncWeights(ACTOR, background=background)
+        sync.register(trainer)
+        VerifySync(sync, when=EACH, behaviour=EACH).register(trainer)
+        with pytest.raises(PublishError, match="apart from what the learner's module computes"):
             trainer.train()
 
 

@@ -86,11 +86,14 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     with marked(_weights(trainer, sync)):
         wanted = {s.destination: _changed(plain[s.destination], s.read()) for s in sync.sources}
         before = workers.ask(timeout_s)
+        asked = _watching(sync.hook)
+        judge = None if sync.hook is None else sync.hook.bound.judge
         # One in this process is examined at its next publish; workers may be in a rollout with an older one.
-        asked = None if workers.processes else _asked(sync.hook)
+        if asked is not None and not workers.processes:
+            asked.ask(judge)
         problems = [_within(timeout_s, "the publish", sync.publish)]
-        if workers.processes and not any(problems):
-            asked = _asked(sync.hook)
+        if asked is not None and workers.processes and not any(problems):
+            asked.ask(judge)
         problems.append(_within(timeout_s, "the rollout after the publish", workers.roll_out))
         after = workers.ask(timeout_s)
     # Outside: where no transport keeps the version before, the weights of now stand for it.
@@ -121,16 +124,16 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     )
 
 
-def _asked(sync: SyncWeights | None) -> Verification | None:
-    """The question to the workers what their policies compute; None if they cannot be asked."""
+def _watching(sync: SyncWeights | None) -> Verification | None:
+    """What asks the workers what their policies compute; None if they cannot be asked."""
     if sync is None:
         return None
     try:
-        asked = sync.bound.endpoint.verification()
+        verification = sync.bound.endpoint.verification()
     except ConfigError:  # of this collector, or a VerifySync asks them
         return None
-    asked.ask(sync.bound.judge)
-    return asked
+    verification.watch()
+    return verification
 
 
 @contextmanager

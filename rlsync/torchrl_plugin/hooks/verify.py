@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 class _Check:
     """A question that not every worker has answered yet."""
 
-    version: int  #: the newest one when it was asked
-    asked_at: float
-    batches: int = 0  #: since it was asked
+    version: int  #: the lowest one that counts
+    asked_at: float  #: or published, if that was later
+    batches: int = 0  #: since then
 
 
 class VerifySync(Logs):
@@ -146,15 +146,21 @@ class VerifySync(Logs):
         if self._open is not None:
             self._hear(self._verification, self._open)
         now = self.sync.counters()
-        compares = self.behaviour is not None and self.behaviour.due(self._last_compared, now)
+        if self.behaviour is not None and self.behaviour.due(self._last_compared, now):
+            self._verification.watch()
+        compares = self._verification.watched
         if self._open is None and (compares or self.when.due(self._last, now)):
-            self._last, self._open = now, _Check(self.sync.version, time.monotonic())
+            self._last = now
             if compares:
                 self._last_compared = now
-            self._verification.ask(self.sync.bound.judge if compares else None)
+            version = self._verification.ask(self.sync.bound.judge if compares else None)
+            self._open = _Check(version, time.monotonic())
 
     def _hear(self, verification: Verification, check: _Check) -> None:
         check.batches += 1
+        if self.sync.version < check.version:
+            check.asked_at = time.monotonic()
+            check.batches = 0
         self._found = found = verification.hear()
         late = time.monotonic() - check.asked_at > self.timeout_s
         given_up = found.waiting and late and check.batches >= _BATCHES_TO_ANSWER
