@@ -150,7 +150,8 @@ def _draws(policy: Policy, envs: Envs) -> bool:
 def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
     """The largest difference of outputs in the policy's own episodes, and how many observations differ."""
     apart, wrong = 0.0, 0
-    observation, state = envs.reset(0), policy.begin(envs.num_envs)
+    dtype = policy.player.observation_dtype  # which the file's metadata name; environments may have another
+    observation, state = envs.reset(0).to(dtype), policy.begin(envs.num_envs)
     for at in range(OBSERVATIONS // envs.num_envs):
         want, got = (_outputs(each, at, observation, state) for each in (policy, act))
         same = torch.ones(envs.num_envs, dtype=torch.bool)
@@ -165,5 +166,6 @@ def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
             keys.IS_INIT: answer.terminated | answer.truncated,
             keys.REWARD: answer.reward.float().clone(),
         }
-        observation, state = answer.observation, {name: told.get(name, want[name]) for name in state}
+        observation = answer.observation.to(dtype)
+        state = {name: told.get(name, want[name]) for name in state}
     return apart, wrong

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -24,6 +27,7 @@ from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.envs.vectors import Envs
 from rlsync.workers.player import without_memory
 from tests.tools.parts.configs import configs_of
+from tests.tools.parts.space_envs import spaced
 
 _DREAMER = ("recipe.cells=8", "recipe.belief=8")
 CASES = {
@@ -33,6 +37,7 @@ CASES = {
     # what normalises observations is a part of the policy
     "td3": ("recipe=td3", "env=pendulum", "recipe.hidden=[8]", "recipe.normalize.observations=true"),
     "crossq": ("recipe=crossq", "env=pendulum", "recipe.hidden=[8]"),
+    "sac-mujoco": ("recipe=sac", "env=halfcheetah", "recipe.hidden=[8]"),  # which observes float64
     "impala": ("recipe=impala", "env.id=Pendulum-v1"),
     "impala-lstm": (
         "recipe=impala",
@@ -184,8 +189,10 @@ class Read:
         self._suffix = file.suffix
 
     def __call__(self, observation: Tensor) -> Tensor:
-        """The first actions of episodes."""
+        """The first actions of episodes, where observations have the dtype that the metadata name."""
         count, policy = len(observation), self._policy
+        dtype, *_ = json.loads(self.metadata["observation"])
+        observation = observation.to(getattr(torch, dtype.removeprefix("torch.")))
         if self._suffix == ".safetensors":
             policy.network.load_state_dict(self._network)
             out = policy(observation)
@@ -231,8 +238,28 @@ def test_a_file_acts_as_the_policy_and_says_what_it_is(case: str, suffix: str, t
         case,
     )
     assert said["digest"] == policy.digest()
-    kind, *shape = json.loads(said["observation"])
-    assert (kind, tuple(shape)) == (str(observation.dtype), observation.shape[1:])
+    dtype, *shape = json.loads(said["observation"])
+    assert dtype == ("torch.uint8" if case == "impala-pixels" else "torch.float32")
+    assert tuple(shape) == observation.shape[1:]
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "bool"])
+@pytest.mark.each_value
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_file_takes_float32_of_an_environment_with_numbers_of_another_dtype(
+    dtype: str, suffix: str, tmp_path: Path
+) -> None:
+    config = replace(config_of("ppo"), env=spaced(Box(0, 1, (3,), np.dtype(dtype))))
+    made = acting_of(config, deterministic=True)
+    envs = make_venv(made.env, 2)
+    policy = Policy(made, Trained(7, 2, 640), envs.actions)
+    file = tmp_path / f"policy{suffix}"
+    assert export(policy, envs, file) < 1e-5
+    read, observation = Read(file, policy), envs.reset(3).clone()
+    envs.close()
+    assert json.loads(read.metadata["observation"]) == ["torch.float32", 3]
+    assert torch.equal(read(observation), policy(observation))
 
 
 @pytest.fixture
