@@ -160,7 +160,7 @@ def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
             apart = max(apart, float((one - other).abs().max()))
             same &= torch.isclose(one, other, _RELATIVE, _ABSOLUTE).all(1)
         wrong += int((~same).sum())
-        envs.send(want["action"])
+        envs.send(policy.actions.chosen(want["action"]))
         answer = envs.recv()
         told = {
             keys.IS_INIT: answer.terminated | answer.truncated,

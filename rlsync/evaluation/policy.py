@@ -14,7 +14,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained
 from rlsync.evaluation.process import digest_of_weights
 from rlsync.workers import frames as keys
-from rlsync.workers.envs.actions import ActionSpec, BoxActions
+from rlsync.workers.envs.actions import ActionSpec
 from rlsync.workers.player import State
 
 
@@ -22,16 +22,15 @@ class Policy(nn.Module):
     """Acts with one version of a run's weights. :func:`rlsync.load_policy` makes it.
 
     It takes observations as the run's environment gives them, those of Atari games stacked, and normalises
-    them itself. Actions are those that the environment is sent: the index of a choice, or numbers within
-    their bounds.
+    them itself. Actions are members of the environment's space: one of the numbers that its choices have, or
+    numbers within their bounds, in its dtype.
 
     A policy with a :attr:`memory` takes a state, and returns the next one with the action. In the state are
     ``is_init`` (where an episode begins), ``reward`` if the network reads the last one, and what the player
     carries. It says of the next step that no episode begins and nothing was earned: write there what did.
     """
 
-    low: Tensor
-    high: Tensor
+    _place: Tensor
 
     def __init__(
         self,
@@ -50,9 +49,7 @@ class Policy(nn.Module):
         self.requires_grad_(False)
         self._origin = dict(origin or {})
         self._generator = torch.Generator()
-        low, high = (actions.low, actions.high) if isinstance(actions, BoxActions) else ((), ())
-        self.register_buffer("low", torch.tensor(low), persistent=False)
-        self.register_buffer("high", torch.tensor(high), persistent=False)
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # it moves with the weights
         #: The state of one environment before its first step; empty if it needs none.
         self.memory = self.begin()
 
@@ -64,7 +61,7 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where it acts; move it with ``to``."""
-        return self.low.device
+        return self._place.device
 
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network, in host memory, by their names in its state dict."""
@@ -109,7 +106,7 @@ class Policy(nn.Module):
         ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
         carried = {name: value for name, value in state.items() if name not in ours}
         acted = self.player.act(seen, is_init, reward, carried, self._generator)
-        action = acted.action.clamp(self.low, self.high) if len(self.low) else acted.action
+        action = self.actions.sent(acted.action)
         action = action.squeeze(0) if alone else action
         after = acted.state | ours
         return (action, {name: after[name] for name in self.memory}) if self.memory else action

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, SupportsFloat
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TransformObservation
 from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 from torchrl.modules import AdditiveGaussianModule
@@ -21,7 +21,7 @@ from torchrl.modules import AdditiveGaussianModule
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.tensors.digest import digest
-from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, actions_of
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.envs.vectors import box_of
 from rlsync.workers.worker import seed_all
@@ -31,7 +31,7 @@ Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
 
 def make_env(config: EnvConfig) -> EnvBase:
     """An environment, or a batch of them. Its frames carry the return so far as ``reward_sum``."""
-    one = config.spec().make if isinstance(config, RenderedConfig) else partial(_one, config)
+    one = partial(AsPlayersSee.made, config)
     if config.num_envs == 1:
         made = GymWrapper(one())
     else:
@@ -41,13 +41,40 @@ def make_env(config: EnvConfig) -> EnvBase:
     return TransformedEnv(made, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
 
 
-def _one(config: EnvConfig) -> gymnasium.Env:
-    env = gymnasium.make(config.id, **{"disable_env_checker": True, **config.kwargs})
-    space = box_of(env, env.observation_space, config.id)
-    if space.dtype == np.float32:
-        return env
-    narrow = Box(space.low.astype(np.float32), space.high.astype(np.float32))  # as networks and updates are
-    return TransformObservation(env, lambda seen: seen.astype(np.float32), narrow)
+class AsPlayersSee(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose spaces are those of players, as workers of rlsync's own and evaluations see them:
+    TorchRL does not look at the start of choices, nor at the dtype of numbers.
+    """
+
+    @classmethod
+    def made(cls, config: EnvConfig) -> AsPlayersSee:
+        if isinstance(config, RenderedConfig):
+            env = config.spec().make()
+        else:
+            env = gymnasium.make(config.id, **{"disable_env_checker": True, **config.kwargs})
+        try:
+            return cls(env, config.id)
+        except ConfigError:
+            env.close()
+            raise
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
+        super().__init__(env)
+        self.actions = actions_of(env.action_space, name)
+        space: Any = box_of(env, env.observation_space, name)
+        self._dtype: Any = np.uint8 if len(space.shape) == 3 else np.float32  # a picture, or numbers
+        low, high = (bound.astype(self._dtype) for bound in (space.low, space.high))
+        self.observation_space = Box(low, high, dtype=self._dtype)
+        self.action_space = self.actions.space()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation.astype(self._dtype), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        sent = self.actions.sent(torch.as_tensor(action)).numpy()[()]  # a choice is a number, and no array
+        observation, *answer = self.env.step(sent)
+        return (observation.astype(self._dtype), *answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +133,9 @@ class Takes:
         >>> Takes("box", "Pendulum-v1").probe(EnvConfig("CartPole-v1"))
         Traceback (most recent call last):
         ...
-        rlsync.core.errors.ConfigError: 'CartPole-v1' does not have a flat observation and continuous actions
-          where  env.id; its action is OneHot of shape (2,)
-          cure   this recipe serves environments like Pendulum-v1
+        rlsync.core.errors.ConfigError: this recipe cannot learn 'CartPole-v1': its action is one of 2
+          where  env.id
+          cure   give one with a flat observation and continuous actions, like Pendulum-v1
     """
 
     actions: Literal["discrete", "box", "any"]  # a choice of n; numbers with finite bounds; one of the two
@@ -127,30 +154,40 @@ class Takes:
         if isinstance(config, AtariConfig) or (drawn and not self.pictures):
             raise self._refused(config.id, "it gives pixels")
         with making(config):
-            env = make_env(replace(config, num_envs=1))
-        try:
-            observation, action = env.observation_spec.get("observation", None), env.action_spec
-            if observation is None or observation.ndim != (3 if drawn else 1) or not self._fits(action):
-                why = f"its action is {type(action).__name__} of shape {tuple(action.shape)}"
-                raise self._refused(config.id, why)
-            picture = tuple(observation.shape) if drawn else None
-            return Spaces(observation.shape.numel(), action.shape[-1], action, picture)
-        finally:
-            env.close()
+            env = AsPlayersSee.made(config)
+        env.close()
+        shape: Any = env.observation_space.shape
+        actions = env.actions
+        if len(shape) != (3 if drawn else 1):
+            raise self._refused(config.id, f"its observations are of shape {[*shape]}")
+        if (why := self._why_not(actions)) is not None:
+            raise self._refused(config.id, why)
+        features, picture = math.prod(shape), shape if drawn else None
+        if isinstance(actions, DiscreteActions):
+            return Spaces(features, actions.n, OneHot(actions.n), picture)
+        low, high = (torch.tensor(bound) for bound in (actions.low, actions.high))
+        return Spaces(features, actions.size, Bounded(low, high), picture)
 
-    def _fits(self, action: TensorSpec) -> bool:
-        match action:
-            case OneHot():  # and not of several choices at once, which is a class below it
-                return type(action) is OneHot and self.actions in ("discrete", "any")
-            case Bounded():
-                ranges = action.space.high - action.space.low
-                each = bool((ranges.isfinite() & (ranges > 0)).all())
-                return self.actions in ("box", "any") and action.ndim == 1 and each
-        return False
+    def _why_not(self, actions: ActionSpec) -> str | None:
+        """Why this recipe cannot choose such actions; None: it can."""
+        if isinstance(actions, DiscreteActions):
+            return f"its action is one of {actions.n}" if self.actions == "box" else None
+        if self.actions == "discrete":
+            return f"its action is a vector, of size {actions.size}"
+        for number, (low, high) in enumerate(zip(actions.low, actions.high, strict=True)):
+            with np.errstate(over="ignore", invalid="ignore"):
+                span = np.float32(high) - np.float32(low)  # networks and updates compute with float32
+            if not np.isfinite(span):
+                return (
+                    f"number {number} of its action goes from {low:g} to {high:g}, no finite range in float32"
+                )
+            if span == 0:
+                return f"number {number} of its action can only be {low:g}"
+        return None
 
     def _refused(self, name: str, why: str) -> ConfigError:
-        what = f"{name!r} does not have {self}"
-        return ConfigError(what, f"env.id; {why}", f"this recipe serves environments like {self.examples}")
+        cure = f"give one with {self}, like {self.examples}"
+        return ConfigError(f"this recipe cannot learn {name!r}: {why}", "env.id", cure)
 
 
 #: What PPO and DQN take, and recipes that are written after their example.

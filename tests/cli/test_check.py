@@ -134,7 +134,7 @@ def test_pong_is_fine_for_recipes_of_pixels_and_refused_for_others(
     pytest.importorskip("ale_py")
     assert checked(capsys, "-m", "recipe=impala,laser", "env=pong") == []
     assert whats(capsys, "recipe=ppo", "env=pong") == [
-        "'ALE/Pong-v5' does not have a flat observation and discrete actions"
+        "this recipe cannot learn 'ALE/Pong-v5': it gives pixels"
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -21,13 +21,14 @@ from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained
 from rlsync.evaluation.export import PT2_METADATA, check_file, export
 from rlsync.evaluation.play import play
 from rlsync.evaluation.policy import Policy
+from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.settings import Config
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.envs.vectors import Envs
 from rlsync.workers.player import without_memory
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.space_envs import spaced
+from tests.tools.parts.space_envs import SENT, spaced
 
 _DREAMER = ("recipe.cells=8", "recipe.belief=8")
 CASES = {
@@ -59,9 +60,10 @@ def config_of(case: str) -> Config:
     return configs_of(*CASES[case])[0]
 
 
-def acting(case: str, *, greedy: bool = True) -> CheckpointPlayer:
+def acting(case: str, *, greedy: bool = True, env: EnvConfig | None = None) -> CheckpointPlayer:
     """A player whose weights are random, buffers of statistics included."""
-    made = acting_of(config_of(case), deterministic=greedy)
+    config = config_of(case)
+    made = acting_of(config if env is None else replace(config, env=env), deterministic=greedy)
     dice = torch.Generator().manual_seed(0)
     for name, leaf in made.weights.state_dict().items():
         if leaf.is_floating_point():
@@ -70,8 +72,8 @@ def acting(case: str, *, greedy: bool = True) -> CheckpointPlayer:
     return made
 
 
-def policy_of(case: str, *, greedy: bool = True) -> tuple[Policy, Envs]:
-    made = acting(case, greedy=greedy)
+def policy_of(case: str, *, greedy: bool = True, env: EnvConfig | None = None) -> tuple[Policy, Envs]:
+    made = acting(case, greedy=greedy, env=env)
     envs = make_venv(made.env, 2)
     return Policy(made, Trained(7, 2, 640), envs.actions, greedy=greedy, origin={"env": case}), envs
 
@@ -250,16 +252,60 @@ def test_a_file_acts_as_the_policy_and_says_what_it_is(case: str, suffix: str, t
 def test_a_file_takes_float32_of_an_environment_with_numbers_of_another_dtype(
     dtype: str, suffix: str, tmp_path: Path
 ) -> None:
-    config = replace(config_of("ppo"), env=spaced(Box(0, 1, (3,), np.dtype(dtype))))
-    made = acting_of(config, deterministic=True)
-    envs = make_venv(made.env, 2)
-    policy = Policy(made, Trained(7, 2, 640), envs.actions)
+    policy, envs = policy_of("ppo", env=spaced(Box(0, 1, (3,), np.dtype(dtype).type)))
     file = tmp_path / f"policy{suffix}"
     assert export(policy, envs, file) < 1e-5
     read, observation = Read(file, policy), envs.reset(3).clone()
     envs.close()
     assert json.loads(read.metadata["observation"]) == ["torch.float32", 3]
     assert torch.equal(read(observation), policy(observation))
+
+
+@pytest.mark.seconds
+@pytest.mark.each_value
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("case", ["ppo", "dqn", "impala"])
+def test_a_policy_and_its_file_choose_the_numbers_that_the_environment_calls_its_choices(
+    case: str, suffix: str, tmp_path: Path
+) -> None:
+    space = Discrete(3, start=-7, dtype=np.int8)
+    policy, envs = policy_of(case, env=spaced(Box(-9, 9, (2,)), space))
+    file = tmp_path / f"policy{suffix}"
+    SENT.clear()
+    export(policy, envs, file)
+    assert all(map(space.contains, SENT)), "the file is compared in the policy's own episodes"
+    observation = torch.cat([envs.reset(seed).clone() for seed in range(20)])
+    envs.close()
+    chosen = policy(observation)
+    assert len(chosen.unique()) > 1
+    assert all(map(space.contains, chosen.numpy()))
+    read = Read(file, policy)
+    assert torch.equal(read(observation), chosen)
+    assert json.loads(read.metadata["actions"]) == {
+        "kind": "DiscreteActions",
+        "n": 3,
+        "start": -7,
+        "sent_as": "int8",
+    }
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.each_value
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_policy_and_its_file_choose_numbers_of_the_environments_dtype(
+    dtype: str, suffix: str, tmp_path: Path
+) -> None:
+    space = Box(-0.1, 0.1, (2,), np.dtype(dtype).type)
+    policy, envs = policy_of("impala", env=spaced(action=space))
+    file = tmp_path / f"policy{suffix}"
+    export(policy, envs, file)
+    observation = torch.cat([envs.reset(seed).clone() for seed in range(20)])
+    envs.close()
+    chosen, read = policy(observation), Read(file, policy)(observation)
+    assert all(map(space.contains, (*chosen.numpy(), *read.numpy())))
+    assert (chosen.numpy() == space.high).any(), "0.1 as float32 is more than 0.1 as float64"
+    assert torch.allclose(read, chosen, atol=1e-5)
 
 
 @pytest.fixture

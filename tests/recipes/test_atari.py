@@ -32,6 +32,7 @@ from rlsync.recipes.run_files import RESOLVED
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import AtariConfig, Config, EvaluationConfig
 from rlsync.recipes.td3 import TD3Config
+from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.players.uniform import UniformPlayer
 from tests.tools.parts.configs import configs_of
 from tests.tools.programs import run_program
@@ -98,7 +99,7 @@ def test_a_protocol_that_the_config_changes_reaches_the_game() -> None:
     config.max_episode_frames, config.full_action_space = 100, True
     envs = make_venv(config.spec(), 1)
     assert (envs.observation_shape, envs.actions.shape) == ((3, 42, 40), ())
-    assert str(envs.actions) == "DiscreteActions(n=18)"
+    assert envs.actions == DiscreteActions(18)
     envs.reset(0)
     ends = []
     for _ in range(50):

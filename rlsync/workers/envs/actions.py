@@ -1,64 +1,138 @@
-"""What kind of actions an environment takes."""
+"""What an action of an environment's space is to a player, and back: the one place that decides it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, Space
+from torch import Tensor
 
 from rlsync.core.errors import ConfigError
+
+#: The dtypes of the numbers of a continuous action that torch has, too.
+_FLOATS = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class DiscreteActions:
-    """An action is an int64 index, 0 to ``n - 1``.
+    """A player chooses an int64 index, 0 to ``n - 1``. What the environment gets is a number of its space.
+
+    Args:
+        n: how many actions there are to choose from.
+        start: what the environment calls the first of them.
+        sent_as: the dtype in which the environment gets it.
 
     Example:
         >>> DiscreteActions(3).shape, DiscreteActions(3).dtype
         ((), torch.int64)
+        >>> DiscreteActions(3, start=-1).sent(torch.tensor([0, 2]))
+        tensor([-1,  1])
     """
 
     shape: ClassVar[tuple[int, ...]] = ()
     dtype: ClassVar[torch.dtype] = torch.int64
-    n: int  #: how many actions there are to choose from
+    n: int
+    start: int = field(default=0, compare=False)
+    sent_as: str = field(default="int64", compare=False)
+
+    def space(self) -> Space[Any]:
+        """The space of what players choose, as gymnasium has it."""
+        return Discrete(self.n)
+
+    def sent(self, action: Tensor) -> Tensor:
+        """The members of the environment's space that a player's actions ``[...]`` stand for.
+
+        Args:
+            action: indices, [...].
+        """
+        number = action + self.start if self.start else action
+        return number.to(getattr(torch, self.sent_as))
+
+    def chosen(self, sent: Tensor) -> Tensor:
+        """The indices that :meth:`sent` makes these of.
+
+        Args:
+            sent: members of the environment's space, [...].
+        """
+        return sent.to(torch.int64) - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class BoxActions:
-    """An action is a float32 vector. Bounds are not compared: environments clip what lies outside of theirs.
+    """A player chooses a float32 vector. The environment gets what is nearest to it within the bounds.
 
     Args:
         size: the numbers in one action.
-        low, high: the bounds of each number; empty where there are none.
+        low, high: the bounds of each number; empty where there are none. They are not compared.
+        sent_as: the dtype in which the environment gets them.
 
     Example:
         >>> BoxActions(2, (-1.0, -1.0), (1.0, 1.0)).shape, BoxActions(1) == BoxActions(1, (-2.0,), (2.0,))
         ((2,), True)
+        >>> BoxActions(1, (-1.0,), (1.0,), "float64").sent(torch.tensor([3.0]))
+        tensor([1.], dtype=torch.float64)
     """
 
     dtype: ClassVar[torch.dtype] = torch.float32
     size: int
     low: tuple[float, ...] = field(default=(), compare=False)
     high: tuple[float, ...] = field(default=(), compare=False)
+    sent_as: str = field(default="float32", compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
+
+    def space(self) -> Space[Any]:
+        """The space of what players choose, as gymnasium has it."""
+        low, high = (np.array(bound, np.float32) for bound in (self.low, self.high))
+        return Box(low, high) if self.low else Box(-np.inf, np.inf, self.shape)
+
+    def sent(self, action: Tensor) -> Tensor:
+        """The members of the environment's space that are nearest to a player's actions.
+
+        Args:
+            action: ``[..., size]``.
+        """
+        numbers = action.to(getattr(torch, self.sent_as))
+        if not self.low:
+            return numbers
+        # In the dtype of the environment: a bound of float64 may lie between two numbers of float32.
+        low, high = (numbers.new_tensor(bound) for bound in (self.low, self.high))
+        return numbers.clamp(low, high)
+
+    def chosen(self, sent: Tensor) -> Tensor:
+        """What a player may have chosen to send these.
+
+        Args:
+            sent: members of the environment's space, ``[..., size]``.
+        """
+        return sent.to(torch.float32)
 
 
 ActionSpec = DiscreteActions | BoxActions
 
 
 def actions_of(space: Space[Any], name: str) -> ActionSpec:
-    """The actions of a gymnasium space; ``name`` is the environment's in errors."""
+    """The actions of a gymnasium space; a ConfigError if players have none like these.
+
+    Args:
+        space: of the actions of one environment.
+        name: the environment's, for errors.
+    """
     match space:
         case Discrete():
-            return DiscreteActions(int(space.n))
-        case Box(shape=(size,)):
+            return DiscreteActions(int(space.n), int(space.start), space.dtype.name)
+        case Box(shape=(size,)) if space.dtype.name in _FLOATS:
             low, high = (tuple(map(float, bound)) for bound in (space.low, space.high))
-            return BoxActions(int(size), low, high)
+            return BoxActions(int(size), low, high, space.dtype.name)
+        case Box() if space.dtype.kind in "iub":
+            what = f"{name!r} takes actions of {space}: they are whole numbers, and players choose fractions"
+            cure = "wrap it (gymnasium.wrappers.TransformAction): take floats and round them, or one of n"
+            raise ConfigError(what, "environment", cure)
     raise unusable_actions(space, repr(name))
 
 

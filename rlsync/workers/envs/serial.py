@@ -36,11 +36,10 @@ class SerialEnvs(Envs):
         return self._now.get(self._key)
 
     def send(self, action: Tensor) -> None:
+        sent = self.actions.sent(action)
         if isinstance(self._actions, OneHot):
-            action = F.one_hot(action, self._actions.shape[-1])
-        elif action.dtype.is_floating_point:
-            action = self._actions.project(action)
-        self._now.set("action", action.to(self._actions.dtype))
+            sent = F.one_hot(sent, self._actions.shape[-1])
+        self._now.set("action", sent.to(self._actions.dtype))
 
     def recv(self) -> EnvStep:
         stepped, self._now = self.envs.step_and_maybe_reset(self._now)
@@ -58,10 +57,12 @@ class SerialEnvs(Envs):
 
 
 def _actions_of(spec: Any) -> ActionSpec:
-    if isinstance(spec, (OneHot, Categorical)):
+    # Not of several choices at once, whose spec is a class below OneHot, or a stack of these.
+    if (type(spec) is OneHot and len(spec.shape) == 1) or (type(spec) is Categorical and not spec.shape):
         return DiscreteActions(int(spec.space.n))
     if spec.dtype.is_floating_point and len(spec.shape) == 1:
+        low, high = (), ()
         if isinstance(spec, Bounded):
-            return BoxActions(spec.shape[0], tuple(spec.space.low.tolist()), tuple(spec.space.high.tolist()))
-        return BoxActions(spec.shape[0])
+            low, high = (tuple(bound.tolist()) for bound in (spec.space.low, spec.space.high))
+        return BoxActions(spec.shape[0], low, high, str(spec.dtype).removeprefix("torch."))
     raise unusable_actions(spec, "the TorchRL environment")

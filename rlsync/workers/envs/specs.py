@@ -221,8 +221,8 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
 
     Example:
         >>> envs = make_venv(GymnasiumEnvs("CartPole-v1"), 3, seed=0)
-        >>> envs.observation_shape, envs.actions, envs.reset(0).shape
-        ((4,), DiscreteActions(n=2), torch.Size([3, 4]))
+        >>> envs.observation_shape, envs.actions.n, envs.reset(0).shape
+        ((4,), 2, torch.Size([3, 4]))
         >>> envs.close()
     """
     match spec:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium import Env, Space
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
@@ -90,7 +90,6 @@ class VectorEnvs(Envs):
         dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
         super().__init__(envs.num_envs, actions_of(envs.single_action_space, name), shape, dtype)
         self.envs = envs
-        self._actions = envs.single_action_space
         self._sent: Any = None
 
     def reset(self, seed: int | None = None) -> Tensor:
@@ -106,11 +105,8 @@ class VectorEnvs(Envs):
         self.envs.close()
 
     def _translated(self, action: Tensor) -> Any:
-        array = action.numpy()
-        if isinstance(self._actions, Discrete):
-            return array + self._actions.start if self._actions.start else array
         # Only the environment gets the clipped action: the loss needs what the policy has drawn.
-        return np.clip(array, self._actions.low, self._actions.high)  # type: ignore[attr-defined]
+        return self.actions.sent(action).numpy()
 
     def _observed(self, array: Any) -> Tensor:
         seen = torch.from_numpy(array)

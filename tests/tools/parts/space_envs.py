@@ -1,4 +1,4 @@
-"""An environment with the spaces that a test names: it observes members of its space, and keeps its actions."""
+"""An environment with the spaces that a test names: it observes members of them, and keeps its actions."""
 
 from __future__ import annotations
 
