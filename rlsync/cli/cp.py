@@ -36,15 +36,15 @@ _OF_A_KIND = {
 
 def main(arguments: list[str]) -> int:
     parser = parser_of("cp", "Copy a shipped config, to edit it.", _EXAMPLES)
-    own = Path("my_configs")
+    own = "my_configs"
     parser.add_argument("config", metavar="GROUP/NAME", help="as rlsync ls lists it")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=own, help=f"default: {own}")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=own, help=f"default: {own}")
     parser.add_argument("--as", dest="name", metavar="NAME", help="the copy's name; default: my_NAME")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     given = parser.parse_args(arguments)
     config = find(given.config)
     name = _checked_name(given.name or f"my_{config.name}", config)
-    copy = given.folder / config.group / f"{name}.yaml"
+    copy = Path(given.folder) / config.group / f"{name}.yaml"  # shown as it was written
     if copy.exists() and not given.force:
         raise ConfigError(f"{copy} exists", "rlsync cp", "add --force to replace it, or --as NAME")
     copy.parent.mkdir(parents=True, exist_ok=True)

@@ -87,8 +87,10 @@ def _run(words: list[str]) -> int:
 
 
 def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:
-    """A verb with a usage of its own takes overrides, too, so its options cannot be abbreviated."""
-    return argparse.ArgumentParser(
+    """A verb with a usage of its own takes overrides, too, so its options cannot be abbreviated. Arguments of
+    the type ``Path`` become absolute here: an environment may change the working directory.
+    """
+    parser = argparse.ArgumentParser(
         prog=f"rlsync {verb}",
         usage=usage,
         description=about,
@@ -96,6 +98,8 @@ def parser_of(verb: str, about: str, examples: str, usage: str | None = None) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=usage is None,
     )
+    parser.register("type", Path, lambda word: Path(word).absolute())
+    return parser
 
 
 def exit_status(error: RlsyncError) -> int:

@@ -42,4 +42,6 @@ def load_policy(
     """
     from rlsync.cli.export import policy_of
 
-    return policy_of(Path(run), which, f"load_policy({str(run)!r}, {which!r})", trust, greedy, device)
+    return policy_of(
+        Path(run).absolute(), which, f"load_policy({str(run)!r}, {which!r})", trust, greedy, device
+    )

@@ -139,7 +139,7 @@ class Ledger:
         if Path(file).is_dir():
             raise ConfigError(f"{file} is a folder", "versions_file", "name a file")
         if self._numbers is None:
-            self._numbers = ReservedNumbers(Path(file))
+            self._numbers = ReservedNumbers(Path(file).absolute())
 
     def give_back(self) -> None:
         """The learner ends by itself: give back the reserved numbers that were not used."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -314,6 +315,13 @@ class Config:
     recipe: RecipeConfig = field(default_factory=PPOConfig)
     learner: DeviceConfig = field(default_factory=DeviceConfig)
     evaluation: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        # Relative paths mean the working directory of now: an environment may change it later.
+        if self.run_dir is not None:
+            self.run_dir = str(Path(self.run_dir).absolute())
+        if self.resume is not None:
+            self.resume = str(Path(self.resume).absolute())
 
     @property
     def frames_between_checkpoints(self) -> int:

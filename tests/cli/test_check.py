@@ -38,7 +38,7 @@ WRONG_KEYS = {
     "learner.device=cuda:99": "no device 'cuda:99': this machine has ",
     "collector.device=[cpu]": "1 device for 0 workers",
     "evaluation.device=gpu": "no device is called 'gpu'",
-    "resume=nowhere": "'nowhere' does not exist",
+    "resume=nowhere": "/nowhere' does not exist",
 }
 
 
@@ -299,7 +299,7 @@ def test_that_a_folder_has_no_checkpoint_is_told_before_the_keys_that_its_run_wo
 ) -> None:
     Path("empty").mkdir()
     errors = checked(capsys, "resume=empty", "recipe.unroll_length=7")
-    assert errors[0]["what"] == "cannot resume: 'empty' holds no checkpoint"
+    assert errors[0]["what"] == f"cannot resume: '{Path.cwd()}/empty' holds no checkpoint"
 
 
 @pytest.mark.parametrize("recipe", ["ppo", "impala"])
@@ -316,8 +316,8 @@ def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixtu
     assert not checked(capsys, f"run_dir={taken}")
     (taken / RECEIPTS).touch()
     (error,) = checked(capsys, f"run_dir={taken}")
-    assert error["what"] == "the folder 'first' holds another run"
-    assert f"resume={taken}" in error["cure"]
+    assert error["what"] == f"the folder '{Path.cwd()}/first' holds another run"
+    assert f"resume={taken.absolute()}" in error["cure"]
 
 
 def test_a_folder_that_no_run_can_write_to_is_told_before_one_begins(

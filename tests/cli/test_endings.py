@@ -83,7 +83,7 @@ def goes_on(folder: Path, run: str) -> None:
     frames = json.loads((folder / run / "ended.json").read_text())["frames"]
     words = (f"resume={run}", f"recipe.total_frames={frames + 1}", f"run_dir={run}")
     resumed = finished(folder, "train", *words)
-    assert f"resumed from {run}/checkpoint  frames {frames:,}" in resumed.output
+    assert f"resumed from {folder / run}/checkpoint  frames {frames:,}" in resumed.output
 
 
 def test_a_run_that_ends_by_itself_says_when_and_how(
@@ -99,7 +99,7 @@ def test_a_run_that_ends_by_itself_says_when_and_how(
     end = told["ended"]
     assert said.splitlines()[:2] == [
         f"ended {end['at']}: target return reached  frames 256  version {end['version']}",
-        "checkpoint it/checkpoint",
+        f"checkpoint {tmp_path}/it/checkpoint",
     ]
     assert told["statistics"]["frames"] == 256
     (run_id,) = {receipt["run_id"] for receipt in receipts_in(Path("it"))}
@@ -122,7 +122,7 @@ def test_a_run_that_loses_a_worker_has_saved_and_goes_on(
         run.kill()
     assert "killed by SIGKILL" in run.output
     assert "Traceback" not in run.output
-    assert "checkpoint it/checkpoint: resume=it goes on from" in run.output
+    assert f"checkpoint {tmp_path}/it/checkpoint: resume={tmp_path}/it goes on from" in run.output
     code, told, said = status(tmp_path / "it", capsys)
     assert (code, told["state"], told["ended"]["how"], told["ended"]["status"]) == (1, "ended", "failed", 1)
     assert "killed by SIGKILL" in said
@@ -344,7 +344,7 @@ def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
             run.kill()
     assert "Traceback" not in errors
     assert "BrokenPipe" not in errors
-    assert "checkpoint it/checkpoint: resume=it goes on from" in errors
+    assert f"checkpoint {tmp_path}/it/checkpoint: resume={tmp_path}/it goes on from" in errors
     assert "nobody reads the output any more" in errors
     goes_on(tmp_path, "it")
 
@@ -412,7 +412,7 @@ def test_an_error_in_a_hook_leaves_a_checkpoint(tmp_path: Path, capsys: pytest.C
     done = run_program("program.py", *TRAIN, "run_dir=it", cwd=tmp_path)
     assert done.returncode == 1
     assert "ZeroDivisionError: a user's hook" in done.stderr
-    assert "checkpoint it/checkpoint: resume=it goes on from 768 frames" in done.stderr
+    assert f"checkpoint {tmp_path}/it/checkpoint: resume={tmp_path}/it goes on from 768 frames" in done.stderr
     _, told, _ = status(tmp_path / "it", capsys)
     assert (told["ended"]["error"], told["ended"]["frames"]) == ("ZeroDivisionError: a user's hook", 768)
     goes_on(tmp_path, "it")

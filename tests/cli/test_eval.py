@@ -299,7 +299,9 @@ def test_a_video_that_cannot_be_written_is_refused(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "cannot be written as '.avi'" in refused(capsys, runs["ppo"], "--video", "a.avi")
-    assert "there is no folder nowhere" in refused(capsys, runs["ppo"], "--video", "nowhere/a.gif")
+    assert f"there is no folder {Path.cwd()}/nowhere" in refused(
+        capsys, runs["ppo"], "--video", "nowhere/a.gif"
+    )
 
 
 def test_what_is_no_run_is_refused(

@@ -211,7 +211,7 @@ WRONG = [
     ("train seed", "cannot read an override", "key=value"),
     ("train env=gymnasium", "no environment is named", "env.id=Acrobot-v1"),
     ("train env.id=CartPol-v1", "cannot make the environment 'CartPol-v1'", "env.id="),
-    ("train resume=nowhere", "'nowhere' does not exist", "run folder"),
+    ("train resume=nowhere", "/nowhere' does not exist", "run folder"),
     ("explain recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
     ("explain nowhere.py:build", "no file 'nowhere.py'", "check the path"),
 ]

@@ -70,7 +70,7 @@ def impala(**recipe: object) -> Config:
 
 def resumed() -> Config:
     config = impala()
-    config.resume = "runs/before"
+    config.resume = "/runs/before"
     return config
 
 
@@ -90,7 +90,7 @@ def on_a_cluster() -> Config:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (resumed, "the checkpoint in runs/before is not the one that it began from"),
+        (resumed, "the checkpoint in /runs/before is not the one that it began from"),
         (by_seconds, "it published every so many seconds"),
         (on_a_cluster, "its workers were on a cluster"),
         (lambda: impala(when_full="drop_newest"), "its workers dropped rollouts"),
@@ -130,7 +130,7 @@ def test_a_run_of_lives_is_made_again_from_any_of_them_also_after_a_stop_in_a_la
     words = ("recipe=impala", "recipe.total_frames=1000000", "recipe.target_return=null", "logger=none")
     run = Run(tmp_path, "train", *words, "run_dir=it", "life_frames=800", "sync.digest_every=2")
     try:
-        while run.process.poll() is None and "resumed from it/checkpoint  frames 1,600" not in run.output:
+        while run.process.poll() is None and f"{tmp_path}/it/checkpoint  frames 1,600" not in run.output:
             assert ended(tmp_path / "it") is None, "rlsync status --watch would leave"
             time.sleep(0.001)
         os.kill(run.process.pid, signal.SIGTERM)

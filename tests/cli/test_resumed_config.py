@@ -63,8 +63,8 @@ def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(ru
     before = facts(runs / "ppo" / "checkpoint")
     second = finished(runs, "train", "resume=ppo", "recipe.total_frames=768", "run_dir=second")
     assert facts(runs / "ppo" / "checkpoint") == before, "a checkpoint is only read"
-    assert "resumes ppo/checkpoint\n" in second.output
-    assert "resumed from ppo/checkpoint  frames 512" in second.output
+    assert f"resumes {runs}/ppo/checkpoint\n" in second.output
+    assert f"resumed from {runs}/ppo/checkpoint  frames 512" in second.output
     assert "changed recipe.total_frames 512 -> 768" in second.output
     third = job_of(f"resume={runs / 'second'}", "recipe.total_frames=1024", "seed=8").config
     first, second = config_of(runs / "ppo"), config_of(runs / "second")
@@ -100,7 +100,7 @@ def test_every_recipe_is_resumed_without_being_named(
     before = OmegaConf.to_container(config_of(tmp_path / "first"))
     after = OmegaConf.to_container(config_of(tmp_path / "second"))
     expected = OmegaConf.create(before)
-    for word in (*more, "resume=first", "run_dir=second"):
+    for word in (*more, f"resume={tmp_path}/first", f"run_dir={tmp_path}/second"):
         key, _, value = word.partition("=")
         OmegaConf.update(expected, key, OmegaConf.create(f"it: {value}").it)
     assert after == OmegaConf.to_container(expected)

@@ -75,7 +75,7 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
         said = next(line for line in run.output.splitlines() if "killed by SIGKILL" in line)
         assert f"worker 1 (pid {workers[1]['pid']}, killed by SIGKILL, acted with version" in said
         assert "Traceback" not in run.output
-        assert "checkpoint it/checkpoint: resume=it goes on from" in run.output
+        assert f"checkpoint {run_folder}/checkpoint: resume={run_folder} goes on from" in run.output
         assert wait_until(lambda: not descendant_pids(run.process.pid), 60)
     finally:
         run.kill()

@@ -35,6 +35,8 @@ class CommandLine:
     errors: tuple[ConfigError, ...] = ()  # what could not be read, and is in no job
     unusable: Mapping[str, ConfigError] = field(default_factory=dict)  # recipes that cannot be had
     trusted: bool = False  # whether unchecked checkpoints, and code of a run folder, are loaded
+    # where it was read: what its relative paths mean, whatever changes the working directory later
+    folder: Path = field(default_factory=Path.cwd)
 
     @property
     def config_name(self) -> str:

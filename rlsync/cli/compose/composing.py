@@ -61,9 +61,10 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
     try:
         config, choices = _composed(line, used)
         resume = OmegaConf.select(config, "resume")
-        before = None if resume is None else file_before(Path(str(resume)))
-        if resume and before is None and checkpoint_at(Path(str(resume))) is None:
-            errors.append(nothing_in(str(resume)))  # and the keys of the run's recipe are not known
+        run = line.folder / str(resume)
+        before = None if resume is None else file_before(run)
+        if resume and before is None and checkpoint_at(run) is None:
+            errors.append(nothing_in(str(run)))  # and the keys of the run's recipe are not known
         added = _added(line, overrides, config, choices, hydras, before)
         if added:
             used += added
@@ -82,7 +83,7 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
             config, choices = _composed(line, [*used, *(str(o.input_line) for o in keys)])
         else:
             own_hydra.set_keys(config, keys)
-        return Composition(_typed(config), choices, tuple(added)), errors
+        return Composition(_typed(config, line.folder), choices, tuple(added)), errors
     except ConfigError as error:
         return None, [*errors, error]
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
@@ -98,8 +99,12 @@ def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choi
     return config, choices
 
 
-def _typed(config: DictConfig) -> Config:
+def _typed(config: DictConfig, folder: Path) -> Config:
+    """The config as a dataclass, in which the run's own folders are absolute paths, seen from ``folder``."""
     try:
+        for key in OF_ONE_RUN:
+            if (path := OmegaConf.select(config, key)) is not None:
+                config[key] = str(folder / str(path))
         typed = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         where = error.full_key or "the configuration"

@@ -159,12 +159,22 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
+def _in_place() -> Iterator[None]:
+    """Afterwards the working directory is what it was before, if an environment has changed it inside."""
+    before = Path.cwd()
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
 def _apart() -> Iterator[None]:
     """While entered, Hydra is not initialised, although a program that calls rlsync may use Hydra itself."""
     outside = get_gh_backup()
     GlobalHydra.instance().clear()
     try:
-        with alone():
+        with alone(), _in_place():
             yield
     except Exception as error:
         refusals.raise_interrupt(error)
@@ -209,7 +219,8 @@ def set_keys(config: DictConfig, overrides: list[Override]) -> None:
 
 def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
     """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
-    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(task)
+    in_place = _in_place()(task)  # Hydra takes the folder of a sweep's next job from the working directory
+    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(in_place)
     before = sys.argv
     sys.argv = ["rlsync train", *flags, *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints errors by itself, with a traceback, and exits

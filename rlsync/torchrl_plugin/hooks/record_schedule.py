@@ -84,7 +84,8 @@ class RecordSchedule(TrainerHookBase):
     ) -> None:
         where = f"RecordSchedule(every={every!r})"
         check_count("the number of versions for one digest", every, 1, where, "for example every=100")
-        self.sync, self.file, self._every, self._facts = sync, Path(file), every, facts or {}
+        self.sync, self.file = sync, Path(file).absolute()
+        self._every, self._facts = every, facts or {}
         self._way, self._updates = way, 0  # updates of this life
         self._last_way: str | None = None
         self.digested: tuple[int, Mapping[str, int]] = 0, {}  #: the newest version with digests, and they
