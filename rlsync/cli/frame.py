@@ -10,6 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlsync import Rerun
 from rlsync.cli import trust
@@ -18,7 +19,11 @@ from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
 from rlsync.cli.rerun import jobs_again, trainer_again, wanted
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import named
+from rlsync.recipes.parts import making
 from rlsync.recipes.rerun import frame_of, kept_frame, lives_to_repeat, watch_frame
+from rlsync.recipes.settings import EnvConfig
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.envs.specs import make_venv
 
 _DESCRIPTION = """Tell which version acted in one frame of a run, what it saw, and what it did. The run is
 made again up to that batch, as by rlsync rerun; what the run has kept of the frame is compared."""
@@ -60,6 +65,8 @@ def main(arguments: list[str]) -> int:
     told |= {"rollout": made.number, "step": frame.step, "env": frame.env}
     told["prefill"] = recorded.resume is None and frame.number <= recorded.recipe.prefill_frames()
     told |= {name: value.tolist() for name, value in seen.items()}
+    if "action" in seen:
+        told["sent"] = sent(job.config.env, seen["action"]).tolist()
     told["digests"] = {leaf: f"{it:016x}" for leaf, it in life.digests.get(made.version, {}).items()}
     told["equal"] = {f"stored {name}": torch.equal(kept[name], seen[name]) for name in seen if name in kept}
     told["equal"]["recorded version"] = bool(seen.get("policy_version", -1) == made.version)
@@ -67,3 +74,13 @@ def main(arguments: list[str]) -> int:
     lines = (f"{name:<18} {shorten(str(value), 400, placeholder=' ...')}" for name, value in told.items())
     print(json.dumps(told) if given.json else "\n".join(lines))
     return EXIT_FAILED if found.unequal or not all(told["equal"].values()) else 0
+
+
+def sent(env: EnvConfig, action: Tensor) -> Tensor:
+    """What the environment got for a stored action, which may be one-hot."""
+    with making(env):
+        envs = make_venv(env.spec(), 1)
+    envs.close()
+    if isinstance(envs.actions, DiscreteActions) and action.ndim:
+        action = action.to(torch.int64).argmax()
+    return envs.actions.sent(action)

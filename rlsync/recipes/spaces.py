@@ -12,7 +12,6 @@ from typing import Any, Literal, SupportsFloat
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
@@ -22,8 +21,8 @@ from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_l
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.tensors.digest import digest
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, actions_of
+from rlsync.workers.envs.observations import observations_of, require_vector_or_picture
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.envs.vectors import box_of
 from rlsync.workers.worker import seed_all
 
 Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
@@ -60,21 +59,19 @@ class AsPlayersSee(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
         super().__init__(env)
+        self.observations = observations_of(env.observation_space, name)
         self.actions = actions_of(env.action_space, name)
-        space: Any = box_of(env, env.observation_space, name)
-        self._dtype: Any = np.uint8 if len(space.shape) == 3 else np.float32  # a picture, or numbers
-        low, high = (bound.astype(self._dtype) for bound in (space.low, space.high))
-        self.observation_space = Box(low, high, dtype=self._dtype)
+        self.observation_space = self.observations.space(env.observation_space)
         self.action_space = self.actions.space()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation.astype(self._dtype), info
+        return self.observations.seen(observation).numpy(), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         sent = self.actions.sent(torch.as_tensor(action)).numpy()[()]  # a choice is a number, and no array
-        observation, *answer = self.env.step(sent)
-        return (observation.astype(self._dtype), *answer)
+        observation, reward, terminated, truncated, info = self.env.step(sent)
+        return self.observations.seen(observation).numpy(), reward, terminated, truncated, info
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +153,14 @@ class Takes:
         with making(config):
             env = AsPlayersSee.made(config)
         env.close()
-        shape: Any = env.observation_space.shape
-        actions = env.actions
-        if len(shape) != (3 if drawn else 1):
-            raise self._refused(config.id, f"its observations are of shape {[*shape]}")
+        observations, actions = env.observations, env.actions
+        require_vector_or_picture(observations, config.id)
+        if observations.are_pictures and not drawn:
+            raise self._refused(config.id, "it gives pixels")
         if (why := self._why_not(actions)) is not None:
             raise self._refused(config.id, why)
-        features, picture = math.prod(shape), shape if drawn else None
+        features = math.prod(observations.shape)
+        picture: Any = observations.shape if observations.are_pictures else None
         if isinstance(actions, DiscreteActions):
             return Spaces(features, actions.n, OneHot(actions.n), picture)
         low, high = (torch.tensor(bound) for bound in (actions.low, actions.high))

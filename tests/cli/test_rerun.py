@@ -27,6 +27,7 @@ from rlsync.recipes.run_files import RESOLVED, SCHEDULE
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
 from tests.cli.test_main import Run, finished
+from tests.tools.parts.space_envs import SHIFTED
 from tests.tools.programs import ENDS_WITHIN_S
 
 MAP_OF_DQN = [
@@ -230,6 +231,7 @@ def test_a_frame_is_told_and_compared_with_the_row_that_the_run_keeps(
 ) -> None:
     given = Config(
         run_dir=str(tmp_path / "run"),
+        env=EnvConfig(SHIFTED),
         collector=CollectorConfig("in_process", num_workers=1, frames_per_batch=16),
         sync=SyncConfig(digest_every=1, map=MAP_OF_DQN),
         recipe=DQNConfig(
@@ -247,7 +249,8 @@ def test_a_frame_is_told_and_compared_with_the_row_that_the_run_keeps(
     assert told["equal"] == dict.fromkeys(
         ["stored action", "stored observation", "stored policy_version", "recorded version"], True
     )
-    assert len(told["observation"]) == 4
+    assert len(told["observation"]) == 2
+    assert told["sent"] == 5 + told["action"].index(1), "what its environment calls that choice"
     assert all(len(each) == 16 for each in told["digests"].values())
     assert {path.name for path in (tmp_path / "run").iterdir()} == files, "nothing was written"
 

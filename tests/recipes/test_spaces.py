@@ -94,3 +94,87 @@ def test_actions_of_whole_numbers_are_refused_by_all_in_the_same_words(space: Sp
     with pytest.raises(ConfigError) as refusal:
         make_venv(spaced(action=space).spec(), 2)
     assert refusal.value.what == what
+
+
+# -------------------------------------------------------------------------------- observations
+
+
+def seen(config: EnvConfig) -> list[torch.Tensor]:
+    """A batch of first observations of TorchRL's collectors, of rlsync's own workers, and of evaluations."""
+    config = replace(config, num_envs=2)
+    stock = make_env(config)
+    envs = make_venv(config.spec(), 2)
+    observed = [stock.reset()["observation"], envs.reset(0).clone()]
+    assert (envs.observation_shape, envs.observation_dtype) == (observed[1].shape[1:], observed[1].dtype)
+    stock.close()
+    envs.close()
+    return observed
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "bool", "float16", "float64"])
+def test_a_vector_is_float32_of_the_numbers_as_they_are_for_all(dtype: str) -> None:
+    high = 1 if dtype == "bool" else 100
+    config = spaced(Box(high - 1, high, (16,), np.dtype(dtype).type))
+    for observed in seen(config):
+        assert observed.dtype is torch.float32
+        assert observed.shape == (2, 16)
+        assert high - 1 <= observed.min() <= observed.max() <= high
+    for name in ("ppo", "impala", "dreamer_v3"):
+        assert tuple(recipe_named(name).probe(replace(config)).observation_shape) == (16,)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels_first"),
+    [
+        ((6, 5, 3), (3, 6, 5)),
+        ((84, 84, 12), (12, 84, 84)),  # four pictures of three colours
+        ((12, 84, 84), (12, 84, 84)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((3, 4, 8), (3, 4, 8)),
+        ((84, 84, 1), (1, 84, 84)),
+    ],
+)
+def test_the_channels_of_a_picture_are_its_shorter_axis(
+    shape: tuple[int, ...], channels_first: tuple[int, ...]
+) -> None:
+    config = spaced(Box(0, 255, shape, np.uint8))
+    for observed in seen(config):
+        assert (observed.dtype, observed.shape) == (torch.uint8, (2, *channels_first))
+    assert recipe_named("impala").probe(config).observation_shape == channels_first
+
+
+NEITHER = {
+    "pixels go from 0 to 255, and these numbers from 0 to 1": Box(0, 1, (8, 8, 12), np.uint8),
+    "pixels go from 0 to 255, and these numbers from 0 to 10": Box(0, 10, (7, 7, 3), np.uint8),
+    "fewer channels, first or last, than rows and columns": Box(0, 255, (8, 8, 12), np.uint8),
+    "pixels are uint8, and these numbers float32": Box(0, 1, (64, 64, 3), np.float32),
+    "a vector has one axis, and a picture three": Box(0, 255, (84, 84), np.uint8),
+    "a picture has three axes": Box(0, 255, (4, 84, 84, 3), np.uint8),
+}
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(("why", "space"), NEITHER.items())
+def test_what_is_neither_a_vector_nor_a_picture_is_refused_by_all_in_the_same_words(
+    why: str, space: Box
+) -> None:
+    (what,) = refusals(spaced(space))
+    assert f"of shape {[*space.shape]}, neither vectors nor pictures: " in what
+    assert why in what
+
+
+def test_bytes_that_are_no_picture_are_not_turned_and_not_scaled_for_players_of_ones_own() -> None:
+    for observed in seen(spaced(Box(0, 1, (8, 8, 12), np.uint8))):
+        assert observed.shape == (2, 8, 8, 12)
+        assert set(observed.unique().tolist()) == {0.0, 1.0}
+
+
+def test_recipes_of_vectors_say_that_an_environment_gives_pixels() -> None:
+    whats = set()
+    for name in SHIPPED.keys() - {"impala"}:
+        with pytest.raises(ConfigError) as refusal:
+            recipe_named(name).probe(spaced(Box(0, 255, (64, 64, 3), np.uint8)))
+        whats.add(refusal.value.what)
+    assert len(whats) == 1
+    assert "it gives pixels" in whats.pop()

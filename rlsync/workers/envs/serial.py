@@ -22,7 +22,9 @@ class SerialEnvs(Envs):
     def __init__(self, make: Callable[[], EnvBase], num_envs: int, observation: str) -> None:
         self.envs = SerialEnv(num_envs, make)
         seen = self.envs.observation_spec[observation]
-        dtype = torch.uint8 if seen.dtype is torch.uint8 else torch.float32
+        # Bytes of pictures, or numbers, as in rlsync.workers.envs.observations; bounds of bytes are not told.
+        pixels = seen.dtype is torch.uint8 and len(seen.shape) > 3
+        dtype = torch.uint8 if pixels else torch.float32
         actions = _actions_of(self.envs.action_spec_unbatched)
         super().__init__(num_envs, actions, tuple(seen.shape[1:]), dtype)
         self._key = observation
@@ -33,7 +35,7 @@ class SerialEnvs(Envs):
         if seed is not None:
             self.envs.set_seed(seed)
         self._now = self.envs.reset()
-        return self._now.get(self._key)
+        return self._now.get(self._key).to(self.observation_dtype)
 
     def send(self, action: Tensor) -> None:
         sent = self.actions.sent(action)
@@ -47,10 +49,10 @@ class SerialEnvs(Envs):
         done = answer.get("done").view(-1)
         terminated = answer.get("terminated").view(-1)
         truncated = done & ~terminated
-        last = answer.get(self._key)
+        last, seen = (held.get(self._key).to(self.observation_dtype) for held in (answer, self._now))
         finals = [(env, last[env]) for env in truncated.nonzero().view(-1).tolist()]
         reward = answer.get("reward").view(-1)
-        return EnvStep(self._now.get(self._key), reward, terminated, truncated, finals)
+        return EnvStep(seen, reward, terminated, truncated, finals)
 
     def close(self) -> None:
         self.envs.close(raise_if_closed=False)  # TorchRL opens them at the first reset

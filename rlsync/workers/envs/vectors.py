@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium import Env, Space
-from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.workers.envs.actions import ActionSpec, actions_of
+from rlsync.workers.envs.observations import observations_of
 
 
 class EnvStep(NamedTuple):
@@ -63,15 +62,6 @@ class Envs(ABC):
         """Close the environments."""
 
 
-def box_of(envs: Env[Any, Any] | VectorEnv[Any, Any, Any], space: Space[Any], name: str) -> Box:
-    """The space of their observations; if these are no arrays they are closed, with a ConfigError."""
-    if isinstance(space, Box):
-        return space
-    envs.close()
-    cure = "wrap it so that they are arrays (gymnasium.wrappers.FlattenObservation)"
-    raise ConfigError(f"{name!r} gives observations of {space}", "environment", cure)
-
-
 class VectorEnvs(Envs):
     """A gymnasium vector environment that resets in the step that ends an episode; another one is refused."""
 
@@ -82,13 +72,13 @@ class VectorEnvs(Envs):
             what = f"{name!r} does not reset in the step that ends an episode: its mode is {mode}"
             cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
             raise ConfigError(what, "environment", cure)
-        space = box_of(envs, envs.single_observation_space, name)
-        # Most environments give pixels as [H, W, C]; those that stack frames give [C, H, W].
-        drawn = space.dtype == np.uint8 and len(space.shape) == 3
-        self._channels_behind = drawn and space.shape[-1] <= min(4, space.shape[0])
-        shape = (space.shape[-1], *space.shape[:-1]) if self._channels_behind else space.shape
-        dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
-        super().__init__(envs.num_envs, actions_of(envs.single_action_space, name), shape, dtype)
+        try:
+            self.observations = observations_of(envs.single_observation_space, name)
+            actions = actions_of(envs.single_action_space, name)
+        except ConfigError:
+            envs.close()
+            raise
+        super().__init__(envs.num_envs, actions, self.observations.shape, self.observations.dtype)
         self.envs = envs
         self._sent: Any = None
 
@@ -109,8 +99,7 @@ class VectorEnvs(Envs):
         return self.actions.sent(action).numpy()
 
     def _observed(self, array: Any) -> Tensor:
-        seen = torch.from_numpy(array)
-        return seen.movedim(-1, -3) if self._channels_behind else seen
+        return self.observations.seen(array)
 
     def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
         hidden = np.flatnonzero(truncated & ~terminated) if truncated.any() else ()

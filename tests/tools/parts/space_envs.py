@@ -38,7 +38,10 @@ class Spaced(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), earned, False, self.steps == LENGTH, {}
 
 
+SHIFTED = "rlsync-tests/Shifted-v0"  #: one whose two choices are 5 and 6
+
 gymnasium.register(ID, Spaced, disable_env_checker=True)
+gymnasium.register(SHIFTED, Spaced, kwargs={"action": Discrete(2, start=5)}, disable_env_checker=True)
 
 
 def spaced(observation: Space[Any] | None = None, action: Space[Any] | None = None) -> EnvConfig:
