@@ -162,7 +162,7 @@ class Takes:
         features = math.prod(observations.shape)
         picture: Any = observations.shape if observations.are_pictures else None
         if isinstance(actions, DiscreteActions):
-            return Spaces(features, actions.n, OneHot(actions.n), picture)
+            return Spaces(features, actions.n, OneHot(actions.n, dtype=torch.int64), picture)
         low, high = (torch.tensor(bound) for bound in (actions.low, actions.high))
         return Spaces(features, actions.size, Bounded(low, high), picture)
 

@@ -73,6 +73,14 @@ def test_numbers_of_an_action_have_the_environments_dtype_and_are_in_its_bounds(
     assert sent[-1] == pytest.approx(np.array([0.0, 0.05]), rel=1e-3)
 
 
+@pytest.mark.parametrize("space", [Discrete(3, start=-1), Box(-0.1, 0.1, (2,), np.float64)])
+def test_networks_are_made_for_the_actions_of_the_environments_that_workers_make(space: Space[Any]) -> None:
+    env = make_env(spaced(action=space))
+    spaces = ANY.probe(spaced(action=space))
+    assert spaces.action_spec == env.action_spec
+    env.close()
+
+
 def refusals(config: EnvConfig) -> set[str]:
     """The first lines of the errors of all recipes' probes, which ``rlsync check`` shows."""
     lines = set()
