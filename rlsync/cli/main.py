@@ -16,8 +16,9 @@ from pathlib import Path
 from shutil import disk_usage
 
 from rlsync import __version__
-from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError, causes, first_line
+from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
 from rlsync.core.path import check_choice
+from rlsync.core.whole_file import cure_of, machines
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
 VERBS = {
@@ -124,33 +125,24 @@ def name_it(folder: Path) -> str:
     return "name the folder that rlsync train printed as 'run'; runs made in Python write no config"
 
 
-#: What a user can do about errors of the machine, by their numbers.
-_CURES = {
-    errno.ENOSPC: "free some space there; a container has little of /dev/shm (docker run --shm-size=1g)",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.EMFILE: "allow more open files (ulimit -n 1024)",
-    **dict.fromkeys((errno.EROFS, errno.EACCES), "name a folder that you may write to, with run_dir=FOLDER"),
-    **dict.fromkeys(
-        (errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
-        "there is a file where a folder has to be, or the other way round: move it away",
-    ),
-}
-
-
 def refused(error: BaseException | None, run: Path) -> Refused | None:
     """The same error of a ``run`` in three lines; None if it is not the machine's, but a program's."""
-    for each in causes(error):  # libraries wrap it, and torch tells of a full disk in words alone
-        full = isinstance(each, RuntimeError) and os.strerror(errno.ENOSPC) in str(each)
-        number = each.errno if isinstance(each, OSError) else errno.ENOSPC if full else None
-        if number == errno.ENOENT and not run.is_dir():
-            what = "the folder of the run is gone"
-            return Refused(what, str(run), "leave it there until the run has ended")
-        if number in _CURES:
-            named = each.filename if isinstance(each, OSError) else first_line(each)
-            asked = [at for at in (str(run), tempfile.gettempdir(), "/dev/shm") if Path(at).is_dir()]
-            places = [at for at in asked if disk_usage(at).free < 1 << 20]
-            return Refused(os.strerror(number), str(named or ", ".join(places)), _CURES[number])
-    return None
+    refusal = machines(error)
+    if refusal is None:
+        return None
+    if refusal.errno == errno.ENOENT and not run.is_dir():
+        what = "the folder of the run is gone"
+        return Refused(what, str(run), "leave it there until the run has ended")
+    named = [name for name in (refusal.filename, refusal.filename2) if name is not None]
+    cure = cure_of(
+        refusal, Path(os.fsdecode(named[0])).parent if named and isinstance(named[0], str) else run
+    )
+    if cure is None:
+        return None
+    asked = [at for at in (str(run), tempfile.gettempdir(), "/dev/shm") if Path(at).is_dir()]
+    places = [at for at in asked if disk_usage(at).free < 1 << 20]
+    where = " -> ".join(map(str, named)) or ", ".join(places) or str(run)
+    return Refused(str(refusal.strerror), where, cure)
 
 
 @contextmanager

@@ -234,9 +234,10 @@ def begin(run: Path) -> None:
     began = {"pid": os.getpid(), "began_s": psutil.Process().create_time()}
     # No file system compresses the rest.
     (run / files.ROOM).write_bytes(json.dumps(began).encode() + b"\n" + os.urandom(ROOM_BYTES))
-    # What a killed process was writing. A checkpoint that it was replacing stays until there is a newer one.
+    # What a killed process was writing. One that is whole, or was replaced, stays until there is a newer one.
     for half in run.glob(f".{files.CHECKPOINT}.stage-*"):
-        shutil.rmtree(half, ignore_errors=True)
+        if not (half / files.DIGESTS).is_file():
+            shutil.rmtree(half, ignore_errors=True)
 
 
 def learner_in(run: Path) -> int | None:

@@ -1,18 +1,80 @@
-"""Replace a file so that no reader ever sees a half one; read a record that was written so; digest a file."""
+"""Replace a file so that no reader ever sees a half one; read a record that was written so; digest a file.
+And what the machine refuses, in words: why, and what a user can do about it.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, causes, first_line
 
 T = TypeVar("T")
+
+#: What a file system answers that cannot do what is asked of it, for any file.
+CANNOT = frozenset(
+    (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EXDEV, errno.EPERM, errno.EACCES)
+)
+
+_PIECE = 2**20
+
+#: What a user can do about errors of the machine, by their numbers.
+CURES = {
+    errno.ENOSPC: "free some space there; a container has little of /dev/shm (docker run --shm-size=1g)",
+    errno.EDQUOT: "your quota there is used up: remove files of yours, or name another disk, run_dir=FOLDER",
+    errno.EFBIG: "allow larger files (ulimit -f unlimited), or name a disk that takes them, run_dir=FOLDER",
+    errno.EIO: "the disk or its server failed: see the kernel's log (dmesg), or name another, run_dir=FOLDER",
+    errno.ESTALE: "its server has lost the folder: mount it again, or name another disk, run_dir=FOLDER",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EMFILE: "allow more open files (ulimit -n 1024)",
+    errno.ENFILE: "end other programs: all programs of this machine together have too many files open",
+    errno.EAGAIN: "allow more processes and threads (ulimit -u), or give fewer workers",
+    errno.EMLINK: "name another disk, run_dir=FOLDER: a file there has as many names as it can",
+    **dict.fromkeys((errno.EROFS, errno.EACCES), "name a folder that you may write to, with run_dir=FOLDER"),
+    **dict.fromkeys(
+        (errno.ENOSYS, errno.EXDEV),
+        "that file system cannot do this: name a folder on another one, with run_dir=FOLDER",
+    ),
+    **dict.fromkeys(
+        (errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+        "there is a file where a folder has to be, or the other way round: move it away",
+    ),
+}
+_NO_INODES = "remove files there: it has room for bytes, and none for one more file (df -i)"
+_NO_THREAD = "can't start new thread"  #: what Python says, as a RuntimeError
+
+
+def machines(error: BaseException | None) -> OSError | None:
+    """What the machine refused, among the causes of an error; None if nothing that a user can cure."""
+    for each in causes(error):  # libraries wrap it, and torch tells of a full disk in words alone
+        if isinstance(each, OSError) and each.errno in (errno.ENOENT, *CURES):
+            return each
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            if isinstance(each, RuntimeError) and os.strerror(number) in str(each):
+                return OSError(number, os.strerror(number), first_line(each))
+        if isinstance(each, RuntimeError) and _NO_THREAD in str(each):
+            return OSError(errno.EAGAIN, _NO_THREAD)
+    return None
+
+
+def cure_of(refusal: OSError, folder: Path) -> str | None:
+    """What a user can do about what the machine refused in a folder; None if that is not known."""
+    if refusal.errno == errno.ENOSPC:
+        try:
+            facts = os.statvfs(folder)
+        except OSError:
+            return CURES[errno.ENOSPC]
+        if facts.f_files and not facts.f_favail and facts.f_bavail:
+            return _NO_INODES
+    return CURES.get(refusal.errno or 0)
 
 
 def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
@@ -57,12 +119,42 @@ def require_place(folder: Path, where: str, cure: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the disk keep a file, or a folder's entries."""
+    """Have the disk keep a file, or a folder's entries, where the file system can do that for folders."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (*CANNOT, errno.EBADF) or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
+
+
+def link_or_copy(file: str | Path, beside: str | Path) -> None:
+    """Give a file a second name; where the file system has no links, copy it."""
+    try:
+        os.link(file, beside)
+    except OSError:
+        shutil.copy2(file, beside)
+
+
+def reserve(descriptor: int, size_bytes: int, at: int = 0) -> None:
+    """Have the disk keep room for a range of an open file: OSError if there is none. To write to a map of a
+    file without room ends the process (SIGBUS).
+    """
+    if not size_bytes:
+        return
+    allocate = vars(os).get("posix_fallocate")  # macOS has none
+    try:
+        if allocate is not None:
+            allocate(descriptor, at, size_bytes)
+            return
+    except OSError as error:
+        if error.errno not in CANNOT:
+            raise
+    for begin in range(at, at + size_bytes, _PIECE):
+        length = min(_PIECE, at + size_bytes - begin)
+        os.pwrite(descriptor, os.pread(descriptor, length, begin).ljust(length, b"\0"), begin)
 
 
 def record_in(file: Path, kind: type[T], what: str, cure: str = "remove the file") -> T | None:

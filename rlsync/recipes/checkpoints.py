@@ -6,11 +6,13 @@ file that is too short is grown with zeros.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,10 @@ import torch
 from torchrl.checkpoint import Checkpoint
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
-from rlsync.core.whole_file import digest_of, flush
+from rlsync.core.whole_file import CANNOT, cure_of, digest_of, flush, link_or_copy, machines, write_whole
 from rlsync.recipes.replay.row_segments import INDEX, digests_in
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS
+from rlsync.torchrl_plugin.compat.checkpoints import StagedCheckpoint
 
 _FORMAT = 1  #: changes when an older rlsync cannot read the manifest any more
 #: A file system puts what many threads wait for on disk at once: 130 files in 50 ms, one by one in 800 ms.
@@ -31,7 +34,7 @@ _SYNCS = 32
 _TORCHRLS, _TENSORS = "manifest.json", "meta.json"
 
 
-class WholeCheckpoint(Checkpoint):
+class WholeCheckpoint(StagedCheckpoint):
     """A checkpoint, on disk with its manifest before it replaces the one before: one is always left."""
 
     #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
@@ -42,17 +45,28 @@ class WholeCheckpoint(Checkpoint):
         self.written = time.monotonic()
 
     def save(self, path: str | Path, **options: Any) -> Path:
+        """Write it; RlsyncError if there is no room, or the machine refuses something else."""
         at = Path(path).absolute()
-        stage = at.with_name(f".{at.name}.stage-{uuid.uuid4().hex}")
-        stage.mkdir()  # FileNotFoundError if the folder of the run was removed: nobody makes it anew
+        if not at.parent.is_dir():  # the folder of the run was removed: nobody makes it anew
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(at.parent))
         try:
-            new = super().save(stage / at.name, **options)
-            _write_manifest(new)
-            _replace(at, new)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+            super().save(at, **options)
+        except (OSError, RuntimeError) as error:  # torch turns the first into the second
+            refusal = machines(error)
+            cure = None if refusal is None else cure_of(refusal, at.parent)
+            if refusal is None or cure is None:
+                raise
+            what = f"the checkpoint could not be written: {refusal.strerror}"
+            left = (
+                f"; the checkpoint before is whole: resume={at.parent} goes on from it" if at.exists() else ""
+            )
+            raise RlsyncError(what, str(refusal.filename or at.parent), cure + left) from error
         self.written = time.monotonic()
         return at
+
+    def put(self, stage: Path, at: Path) -> None:
+        _write_manifest(stage)
+        _replace(at, stage)
 
 
 def _write_manifest(checkpoint: Path) -> None:
@@ -68,36 +82,91 @@ def _write_manifest(checkpoint: Path) -> None:
         if file.is_file():
             digest = carried.get(file) or digest_of(file)
             files[file.relative_to(checkpoint).as_posix()] = {"bytes": file.stat().st_size, "blake2b": digest}
+    _flush_all([path for path in inside if path not in carried])
+    text = json.dumps({"format": _FORMAT, "files": files}, indent=1)
+    write_whole(checkpoint / DIGESTS, lambda beside: beside.write_text(text), durable=True)
+
+
+def _flush_all(paths: Sequence[Path]) -> None:
+    """Have the disk keep all of them; in threads, as far as there are some."""
     with ThreadPoolExecutor(_SYNCS) as pool:
-        for _ in pool.map(flush, (path for path in inside if path not in carried)):
-            pass  # it raises what a call has raised
-    (checkpoint / DIGESTS).write_text(json.dumps({"format": _FORMAT, "files": files}, indent=1))
-    flush(checkpoint / DIGESTS)
-    flush(checkpoint)
+        try:
+            flushed = [pool.submit(flush, path) for path in paths]
+        except RuntimeError:  # this user may have no more threads
+            flushed = []
+    for each in flushed:
+        each.result()
+    if not flushed:
+        for path in paths:
+            flush(path)
 
 
 def _replace(at: Path, new: Path) -> None:
-    """Put a whole checkpoint into its place, and then remove those that it replaces."""
-    if at.exists():
-        before = at.with_name(f".{at.name}.backup-{uuid.uuid4().hex}")
-        at.rename(before)
-        try:
-            new.rename(at)
-        except BaseException:
+    """Put a whole checkpoint into its place, and then remove those that it replaces. Where folders cannot be
+    renamed, as those of a container's image, it is found beside its place until its files are there.
+    """
+    before = at.with_name(f".{at.name}.backup-{uuid.uuid4().hex}")
+    if at.exists() and not _renamed(at, before):
+        flush(at.parent)  # a reader finds the new one from now on
+        _remove(at)
+    try:
+        if not _renamed(new, at):
+            flush(at.parent)
+            _copy_to(new, at)
+    except OSError:
+        if before.exists():
             before.rename(at)
             raise
-    else:
-        new.rename(at)
+        # The new one stays beside its place: it is the only one. If this raised, TorchRL would remove it.
     flush(at.parent)
-    for replaced in at.parent.glob(f".{at.name}.backup-*"):
-        shutil.rmtree(replaced, ignore_errors=True)
+    for replaced in (*at.parent.glob(f".{at.name}.backup-*"), *at.parent.glob(f".{at.name}.stage-*")):
+        if at.exists() or replaced != new:
+            _remove(replaced)
+
+
+def _renamed(folder: Path, to: Path) -> bool:
+    """Rename a folder. False where the file system cannot do that."""
+    try:
+        folder.rename(to)
+    except OSError as error:
+        if error.errno not in CANNOT:
+            raise
+        return False
+    return True
+
+
+def _copy_to(new: Path, at: Path) -> None:
+    """Give the files of a checkpoint names in its place, the manifest last. OSError if there is no room."""
+    try:
+        shutil.copytree(new, at, copy_function=link_or_copy, ignore=lambda _, names: {DIGESTS} & {*names})
+        _flush_all([at, *at.rglob("*")])
+        link_or_copy(new / DIGESTS, at / DIGESTS)
+        flush(at / DIGESTS)
+        flush(at)
+        flush(at.parent)
+    except BaseException:
+        _remove(at)
+        raise
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint. If that is not finished, nobody takes what is left for one."""
+    for name in (_TORCHRLS, DIGESTS):
+        (checkpoint / name).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def places(folder: Path) -> list[Path]:
-    """The checkpoints that a folder is, or has, newest first; a replaced one's name may begin with a dot."""
-    replaced = folder.glob(f".{CHECKPOINT}.backup-*")
-    found = (folder, folder / CHECKPOINT, *sorted(replaced, key=lambda at: at.stat().st_mtime, reverse=True))
-    return [at for at in found if Checkpoint.is_checkpoint(at) or (at / DIGESTS).is_file()]
+    """The checkpoints that a folder is, or has, newest first; of one that was not put into its place yet, or
+    was replaced, the name begins with a dot.
+    """
+    stages, replaced = (
+        sorted(folder.glob(f".{CHECKPOINT}.{kind}-*"), key=lambda at: at.stat().st_mtime, reverse=True)
+        for kind in ("stage", "backup")
+    )
+    whole = [at for at in stages if (at / DIGESTS).is_file()]  # the last file that is written
+    others = (folder, folder / CHECKPOINT, *whole, *replaced)
+    return [at for at in others if Checkpoint.is_checkpoint(at) or (at / DIGESTS).is_file()]
 
 
 def checkpoint_at(folder: Path) -> Path | None:
@@ -128,6 +197,8 @@ def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = N
         why = "" if checked else f", unchecked: it has no {DIGESTS}"
         if errors:
             why += f", the one before, because {errors[0].what} ({errors[0].where})"
+        elif at.name.startswith(f".{CHECKPOINT}.stage"):
+            why += ", the newest one, which was not in its place yet"
         elif at.name.startswith(f".{CHECKPOINT}"):
             why += ", the one before: a newer one was not in its place yet"
         elif any(folder.glob(f".{CHECKPOINT}.stage-*")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,7 +18,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Reserved
 from rlsync.core.schedule import EVERYBODY, Life, Rollout, lives_in
-from rlsync.core.whole_file import digest_of
+from rlsync.core.whole_file import digest_of, link_or_copy
 from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.replay.row_segments import INDEX, Segment, read
 from rlsync.recipes.replay.settings import OffPolicyConfig
@@ -79,14 +78,7 @@ def keep_life(run: Path, checkpoint: Path) -> Path | None:
     kept = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
     kept.mkdir(parents=True)
     shutil.copy2(run / RESOLVED, kept)
-
-    def link(file: str, beside: str) -> None:
-        try:
-            os.link(file, beside)
-        except OSError:  # the file system has no links
-            shutil.copy2(file, beside)
-
-    shutil.copytree(checkpoint, kept / CHECKPOINT, copy_function=link)
+    shutil.copytree(checkpoint, kept / CHECKPOINT, copy_function=link_or_copy)
     return kept
 
 

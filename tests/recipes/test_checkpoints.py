@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from rlsync.cli.status import begin
 from rlsync.core import whole_file
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, RlsyncWarning
 from rlsync.recipes import checkpoints, ppo
 from rlsync.recipes import trainer as recipe_trainer
 from rlsync.recipes.checkpoints import WholeCheckpoint, require_whole, taken
@@ -216,11 +220,41 @@ def disk() -> Iterator[Disk]:
         yield disk
 
 
+def refusing(call: Callable[..., Any], number: int, name: str = "") -> Callable[..., Any]:
+    """The same call, refused with this error for every folder, or for those of one name; links always."""
+
+    @wraps(call)
+    def tried(path: Any, *args: Any, **kwargs: Any) -> Any:
+        at = Path(f"/proc/self/fd/{path}" if isinstance(path, int) else path)
+        if call is os_link or (at.is_dir() and name in ("", at.name)):
+            raise OSError(number, os.strerror(number), str(path))
+        return call(path, *args, **kwargs)
+
+    return tried
+
+
+os_link = os.link
+
+#: What a file system may lack, with the error that it gives; perhaps for one folder alone.
+LACKS: dict[str, list[tuple[str, int, str]]] = {
+    "nothing": [],
+    "renaming folders": [("rename", errno.ENOSYS, "")],
+    "renaming a folder of a container's image": [("rename", errno.EXDEV, CHECKPOINT)],
+    "renaming folders and linking files": [("rename", errno.EPERM, ""), ("link", errno.EPERM, "")],
+}
+
+
 @pytest.mark.seconds
-@pytest.mark.parametrize("saves", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("lacks", "saves"),
+    [*((lack, 2) for lack in LACKS), pytest.param("nothing", 3, marks=pytest.mark.thorough)],
+)
 def test_a_machine_that_stops_at_any_moment_leaves_the_checkpoint_before_or_the_new_one(
-    saves: int, tmp_path: Path, disk: Disk
+    lacks: str, saves: int, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    warnings.simplefilter("ignore", RlsyncWarning)  # that files cannot be linked
+    for call, number, name in LACKS[lacks]:
+        monkeypatch.setattr(os, call, refusing(getattr(os, call), number, name))
     run, count = tmp_path / "run", Count()
     buffer = make().components["replay_buffer"]
     checkpoint = WholeCheckpoint(count=count, replay_buffer=buffer)

@@ -24,7 +24,7 @@ from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
 from torchrl.data.replay_buffers import TensorStorage
 
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, first_line, warn
-from rlsync.core.whole_file import digest_of
+from rlsync.core.whole_file import cure_of, digest_of, machines
 from rlsync.torchrl_plugin.compat import replay
 
 #: What reading a damaged segment can raise.
@@ -118,7 +118,9 @@ def unread(what: str, file: Path) -> ConfigError:
 
 def unwritten(folder: Path, error: Exception) -> RlsyncError:
     reason = error.__context__ if isinstance(error.__context__, OSError) else error
-    cure = "make room there; the checkpoint before is whole, and resume=RUN goes on from it"
+    refusal = machines(error)
+    cure = (None if refusal is None else cure_of(refusal, folder)) or "make room there"
+    cure += "; the checkpoint before is whole, and resume=RUN goes on from it"
     return RlsyncError(f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure)
 
 

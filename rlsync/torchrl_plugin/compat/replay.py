@@ -26,7 +26,10 @@ class OwnSampler(Sampler):
 
     def dumps(self, path: Path | str) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), Path(path) / _FILE)
+        with (Path(path) / _FILE).open(
+            "wb"
+        ) as file:  # of a path, torch does not tell what the machine refused
+            torch.save(self.state_dict(), file)
 
     def loads(self, path: Path | str) -> None:
         state: dict[str, Any] = torch.load(Path(path) / _FILE, map_location="cpu", weights_only=True)
