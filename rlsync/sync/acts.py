@@ -23,6 +23,7 @@ from rlsync.sync.held import tensors_of
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.parts import memory_of
 from rlsync.tensors.target import Target, is_compiled
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class _Probe:
         # Larger ones, and larger still: a policy may report the largest of its weights, round, or choose.
         for times in (1, 2, 3):
             seed = times * len(self._specs)
-            others = {i: 8**times * _values(self._specs[i], seed + i, positive=False) for i in leaves}
+            others = {i: _values(self._specs[i], seed + i, positive=False, by=8**times) for i in leaves}
             image = zip(self._owners, self._image, strict=True)
             self._adopt([others.get(owner, now) for owner, now in image])
             moved = self._digest() != self._outputs
@@ -276,14 +277,16 @@ class _Probe:
         return digest(self._call(self._plain))
 
 
-def _values(spec: LeafSpec, seed: int, *, positive: bool) -> Tensor:
-    """Fixed numbers for a leaf, none of them zero, as large as those of a network at its start."""
+def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor:
+    """Fixed numbers for a leaf, none of them zero, as large as those of a network at its start, or ``by``
+    times as large.
+    """
     generator = torch.Generator().manual_seed(seed)
     size = torch.rand(spec.shape, generator=generator) / 2 + 0.5
     sign = torch.randint(0, 2, spec.shape, generator=generator) * 2 - 1
     inputs = max(1, size.numel() // spec.shape[0]) if spec.shape else 1
     scaled = size / inputs if positive else size * sign / inputs**0.5
-    return scaled.to(spec.dtype)
+    return (by * scaled).to(spec.dtype)
 
 
 def _repeated(call: Call) -> Call:
@@ -338,7 +341,7 @@ def _kept(value: Any) -> Callable[[], object]:
         case _ if isinstance(value, _GENERATOR):
             return partial(value.set_state, value.get_state())
         case Tensor() if not isinstance(value, nn.Parameter):
-            return partial(_put_back, value, value.detach().clone())
+            return partial(_put_back, [(part, part.detach().clone()) for part in memory_of(value)])
     return lambda: None
 
 
@@ -348,9 +351,10 @@ def _refill(held: dict[str, Any], content: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def _put_back(tensor: Tensor, values: Tensor) -> None:
-    if tensor.shape != values.shape or digest([tensor]) != digest([values]):
-        tensor.data = values
+def _put_back(held: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for tensor, values in held:
+        if tensor.shape != values.shape or digest([tensor]) != digest([values]):
+            tensor.data = values
 
 
 def _random_states() -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from rlsync.sync.acts import undisturbed
 from rlsync.sync.resolve import BoundRoute
 from rlsync.sync.sample import Image, Judgement, PartCall, Sample, outermost, selected
 from rlsync.tensors.layout import dtype_named
-from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
+from rlsync.tensors.leaves import Leaves, is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
 
 #: By dtype: how far outputs may be apart, relative to the largest one, where both sides compute alike.
@@ -168,7 +168,7 @@ def _outputs(
     cast = dict.fromkeys((torch.bfloat16, torch.float16), floats[0]) if floats else {}
     args = tuple(sample.get(arg, device, cast) for arg in call.args)
     # Copies: forward() may write to buffers.
-    own = {name: tensor.clone() for name, tensor in weights.items()}
+    own = Leaves(part, "the source").put_together({name: tensor.clone() for name, tensor in weights.items()})
     held = [value for module in part.modules() for value in vars(module).values()]
     generators = [torch.default_generator, *torch.cuda.default_generators]
     generators += [value for value in held if isinstance(value, torch.Generator)]

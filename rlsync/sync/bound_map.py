@@ -25,6 +25,7 @@ from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged, refuse
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import all_finite, digest
 from rlsync.tensors.leaves import memory_key
+from rlsync.tensors.parts import memory_of
 from rlsync.transport.rules import Key, keyed
 
 
@@ -226,7 +227,8 @@ class BoundMap:
             if optimizer not in self._joined:
                 optimizer.register_step_pre_hook(lambda *_: self.endpoint.publisher.join())
                 self._joined.add(optimizer)
-            held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            held |= {memory_key(part) for p in parameters for part in memory_of(p)}
         return {
             sent.key: sent.moved_bytes
             for route in self._routes

@@ -22,6 +22,8 @@ class Endpoint(Protocol):
     destinations: Sequence[str] = ()  #: that it offers, where it knows them
     #: Whether a publish that leaves out leaves of a destination would wait for ever.
     needs_every_leaf: bool = False
+    #: Whether a tensor that is made of parts arrives as what it is.
+    takes_parts: bool = True
     adopts_within_rollouts: bool = False  #: whether the frames of one rollout may have several versions
 
     @property

@@ -17,6 +17,7 @@ from rlsync.core.plan import BATCH_STATISTICS, DROPS
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest
 from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
+from rlsync.tensors.parts import part_names, part_of
 from rlsync.tensors.sharded import is_sharded
 
 #: What every module has, besides ``training``: stores, hooks and marks of torch's own.
@@ -30,7 +31,7 @@ def own_shared_memory(acts: object, name: str) -> list[str]:
     """
     leaves = set()
     if isinstance(acts, nn.Module):
-        leaves = {id(tensor) for tensor in (*acts.parameters(), *acts.buffers())}
+        leaves = {id(tensor) for _, tensor in tensors_of([*acts.parameters(), *acts.buffers()], "")}
     memory: dict[int, torch.UntypedStorage] = {}
     copied = []
     for path, tensor in tensors_of(acts, name):
@@ -105,6 +106,8 @@ def _held_by(acts: object, name: str) -> Iterator[tuple[str, Tensor | bool | flo
             continue
         seen.add(id(value))
         match value:
+            case Tensor() if names := part_names(value):
+                stack += [(f"{path}.{name}", part_of(value, name)) for name in names]
             case Tensor():
                 yield path, value
             case dict():

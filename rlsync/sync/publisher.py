@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from rlsync.core.errors import PublishError
+from rlsync.core.errors import LayoutMismatch, PublishError
 from rlsync.core.ledger import Ledger
 from rlsync.sync.sharded.ranks import Ranks
 from rlsync.tensors.compare import Fit
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.parts import PLAIN, is_made_of_parts
 from rlsync.tensors.sharded import any_sharded
 from rlsync.transport.contract import Transport
 from rlsync.transport.rules import Key, held
@@ -59,6 +60,7 @@ class Publish:
             self._sources = sources()
         if self._besides:
             leaves = {**leaves, **self._besides}
+        _refuse_without_memory(leaves)
         self._layout, owners = publisher.lay_out(leaves)
         self._tensors = [leaves.get(key) for key in owners]
         later = {i for i, key in enumerate(owners) if key in steady} if steady else frozenset[int]()
@@ -141,6 +143,7 @@ class Publisher:
         for destination, module in modules.items():
             leaves = Leaves(module, f"{where}, {destination!r}")
             leaves.specs()  # refuses leaves that cannot travel
+            leaves.check_has_bytes()
             named = zip(leaves.names, leaves.tensors(), strict=True)
             found |= {(destination, name): tensor for name, tensor in named}
         if modules:
@@ -248,6 +251,17 @@ class Publisher:
         if tensor is None:
             raise PublishError(f"nothing is known of {name}", destination, "publish it first")
         return LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)
+
+
+def _refuse_without_memory(leaves: Mapping[Key, Tensor]) -> None:
+    """Refuse a leaf that had memory of its own when it was bound, and is made of parts now."""
+    if set(map(type, leaves.values())) <= PLAIN:
+        return
+    for (destination, name), tensor in leaves.items():
+        if is_made_of_parts(tensor):
+            what = f"{name} has become a {type(tensor).__name__}, which has no memory of its own"
+            cure = "quantise weights, or change their class, before the collector and the hook are made"
+            raise LayoutMismatch(what, f"destination {destination!r}", cure)
 
 
 def _by_destination(keys: Iterable[Key]) -> dict[str, set[str]]:

@@ -143,6 +143,8 @@ def bind_route(
             what = f"{found}.{spec.name} would not be sent, and the workers would wait for it for ever"
             cure = "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
             raise errors.LayoutMismatch(what, f"{where}, {endpoint.description}", cure)
+    if not endpoint.takes_parts:
+        refuse_parts(leaves, f"{where}, {endpoint.description}")
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
     there = [spec.name for spec in _below(endpoint.specs(found) or [], prefix)]
     either = list(dict.fromkeys([*names, *there]))
@@ -167,9 +169,7 @@ def _compare(
 ) -> tuple[list[LeafComparison], list[str]]:
     all_specs = endpoint.specs(destination)
     specs = leaves.specs()
-    if any(tensor.is_meta for tensor in leaves.tensors()):
-        what = "the source is on the meta device and has no bytes"
-        raise errors.LayoutMismatch(what, leaves.where, "materialise it first")
+    leaves.check_has_bytes()
     if all_specs is None:
         unseen = "this collector does not show its weights: unchecked"
         return [
@@ -199,6 +199,14 @@ def _below(specs: list[LeafSpec], prefix: str) -> list[LeafSpec]:
         for s in specs
         if s.name.startswith(dotted)
     ]
+
+
+def refuse_parts(leaves: Leaves, where: str) -> None:
+    """Refuse (LayoutMismatch) a tensor that is made of parts, which TorchRL's own schemes do not carry."""
+    for leaf in leaves.leaves:
+        if leaf.whole:
+            what = f"{leaf.whole} is made of parts, which TorchRL's own schemes do not carry"
+            raise errors.LayoutMismatch(what, where, "use a BoardScheme, or a RayBoardScheme with Ray")
 
 
 def _floating_name(dtype: object, where: str) -> str:

@@ -17,7 +17,7 @@ from rlsync.core.plan import Route, listed
 from rlsync.sync.held import OF_EVERY_MODULE
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
-from rlsync.tensors.leaves import Leaf, Leaves, uncompiled
+from rlsync.tensors.leaves import Leaf, Leaves, memory_key, uncompiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Unchanged:
         """Watch these sources from now on; it counts as a change."""
         self._leaves = [leaf for leaf in leaves if leaf.kind == "parameter"]
         self._steps = -1
-        self._marks: dict[int, tuple[int, int]] = {}
+        self._marks: dict[int, tuple[object, int]] = {}
         self._witness = 0  # the leaf that was seen to change; the others are looked at only if it does not
         self._moved()
 
@@ -305,8 +305,8 @@ class Unchanged:
         return errors.NothingChanged(what, f"sync map {', '.join(map(str, routes))}; {who_moves}", cure)
 
 
-def _mark(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), writes(tensor)
+def _mark(tensor: Tensor) -> tuple[object, int]:
+    return memory_key(tensor), writes(tensor)
 
 
 def _listed(parameters: Sequence[Tensor], named: dict[str, Tensor]) -> str:

@@ -67,11 +67,15 @@ def _verdict(
     if sent.shape != live.shape:
         note = f"shape {list(sent.shape)} does not fit {list(live.shape)}"
         return LeafComparison(live.name, live, Verdict.MISMATCH, note)
+    if sent.whole != live.whole:
+        note = f"it is part of {sent.whole or 'no tensor'}, and there of {live.whole or 'no tensor'}"
+        return LeafComparison(live.name, live, Verdict.MISMATCH, note)
     tied = source.get(live.tie)
     if live.tie and (not sent.tie if tied is None else _owner(sent) != _owner(tied)):
         note = f"the destination ties it to {live.tie}, the source does not"
         return LeafComparison(live.name, live, Verdict.MISMATCH, note)
-    becomes = cast_to if cast_to is not None and sent.dtype.is_floating_point else sent.dtype
+    castable = sent.dtype.is_floating_point and not sent.whole  # what a scale belongs to stays as it is
+    becomes = cast_to if cast_to is not None and castable else sent.dtype
     if becomes != live.dtype:
         cure = f"declare the cast: Source(..., dtype={live.dtype_name!r})"
         if sent.dtype == live.dtype:
@@ -127,7 +131,7 @@ def check_same_leaves(
     found: Sequence[LeafSpec], expected: Sequence[LeafSpec], where: str, against: str
 ) -> None:
     """Refuse leaves that differ from the expected ones in name, shape or dtype (LayoutMismatch)."""
-    untied = [LeafSpec(s.name, s.kind, s.shape, s.dtype) for s in expected]
+    untied = [replace(s, tie="", excluded=False) for s in expected]
     wrong = [c for c in compare(found, untied) if c.verdict is not Verdict.COPIED]
     if wrong:
         first = wrong[0]

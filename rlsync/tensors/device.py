@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsync.tensors.sharded import own_part
+from rlsync.tensors.parts import address, memory_of
 
 #: Devices whose copies are done when the call returns: torch has no streams for them.
 _WITHOUT_STREAMS = frozenset({"cpu", "meta", "mps"})
@@ -197,7 +197,8 @@ class Covered:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._starts: dict[torch.device, list[int]] = {}
         self._ends: dict[torch.device, list[int]] = {}
-        for start, end, device in sorted(filter(None, map(_span, tensors)), key=lambda span: span[0]):
+        spans = [span for tensor in tensors for span in _spans(tensor)]
+        for start, end, device in sorted(spans, key=lambda span: span[0]):
             starts, ends = self._starts.setdefault(device, []), self._ends.setdefault(device, [])
             if ends and start < ends[-1]:
                 ends[-1] = max(ends[-1], end)
@@ -209,21 +210,22 @@ class Covered:
         return bool(self._starts)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        span = _span(tensor)
-        if span is None or span[2] not in self._starts:
+        return any(self._covers(*span) for span in _spans(tensor))
+
+    def _covers(self, start: int, end: int, device: torch.device) -> bool:
+        if device not in self._starts:
             return False
-        start, end, device = span
         at = bisect_right(self._ends[device], start)  # the first span that ends after it begins
         return at < len(self._starts[device]) and self._starts[device][at] < end
 
 
-def _span(tensor: Tensor) -> tuple[int, int, torch.device] | None:
-    tensor = own_part(tensor)
-    if tensor.is_meta or not tensor.numel():
-        return None
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size(), tensor.device
+def _spans(tensor: Tensor) -> Iterator[tuple[int, int, torch.device]]:
+    """Where the memory of a tensor begins and ends, or that of each of its parts."""
+    for part in memory_of(tensor):
+        if part.is_meta or not part.numel() or not (start := address(part)):
+            continue
+        last = sum((size - 1) * step for size, step in zip(part.shape, part.stride(), strict=True))
+        yield start, start + (last + 1) * part.element_size(), part.device
 
 
 #: Parameter numbers of mallopt(3).

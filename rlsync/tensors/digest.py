@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from rlsync.tensors.parts import memory_of
 from rlsync.tensors.sharded import own_part
 
 _ODD = 0x9E3779B97F4A7C15
@@ -19,10 +20,11 @@ _MASK = (1 << 64) - 1
 def digest(tensors: Iterable[Tensor]) -> int:
     """A 64-bit fingerprint of the bytes of ``tensors``, in order: a changed bit changes it. Each leaf's
     64-bit words are summed modulo 2**64, once plainly and once with weights that depend on the position, and
-    the sums are mixed. Shapes and dtypes are not covered; of a sharded leaf, this process's part is.
+    the sums are mixed. Shapes and dtypes are not covered; of a sharded leaf, this process's part is, and of a
+    tensor that is made of parts, each of them.
     """
     state = 0
-    for tensor in tensors:
+    for tensor in (part for whole in tensors for part in memory_of(whole)):
         plain, weighted = _sums(tensor)
         for word in (plain, weighted, tensor.numel()):
             state = ((state ^ (word & _MASK)) * _ODD + 1) & _MASK
@@ -39,7 +41,7 @@ def _odd_numbers() -> Tensor:
 
 
 def _sums(tensor: Tensor) -> tuple[int, int]:
-    raw = own_part(tensor).detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     whole = raw.numel() // 8 * 8
     words = raw[:whole].clone().view(torch.int64) if raw.data_ptr() % 8 else raw[:whole].view(torch.int64)
     plain = weighted = 0

@@ -31,6 +31,8 @@ class LeafSpec:
     excluded: bool = False  #: copied at a worker's first adoption, then never again
     #: Where it was seen, for example ``"cuda:0"``; several, with commas, where workers differ; or empty.
     device: str = field(default="", compare=False)
+    #: Of a part of a tensor that is made of parts: what that tensor is besides their numbers. Else empty.
+    whole: str = ""
 
     @property
     def payload_bytes(self) -> int:
@@ -141,7 +143,9 @@ class Layout:
 def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
     """Leaves by destination as canonical JSON; a destination without leaves is in it, too."""
     rows = {
-        destination: [(s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device) for s in leaves]
+        destination: [
+            (s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device, s.whole) for s in leaves
+        ]
         for destination, leaves in destinations.items()
     }
     return json.dumps(rows, separators=(",", ":")).encode()
@@ -151,8 +155,8 @@ def specs_from_json(data: bytes) -> dict[str, list[LeafSpec]]:
     """The inverse of :func:`specs_to_json`."""
     return {
         destination: [
-            LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded, device)
-            for name, kind, shape, dtype, tie, excluded, device in rows
+            LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded, device, whole)
+            for name, kind, shape, dtype, tie, excluded, device, whole in rows
         ]
         for destination, rows in json.loads(data).items()
     }

@@ -1,6 +1,7 @@
 """Modules and tensordicts as named leaves: parameters, all buffers and extra state, with their ties.
 
-Names are those of ``named_parameters``, without the prefixes that DDP and ``torch.compile`` add.
+Names are those of ``named_parameters``, without the prefixes that DDP and ``torch.compile`` add. A tensor
+that is made of parts, as quantised weights are, has a leaf for each of them: ``net.weight.scale``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.layout import Kind, LeafSpec
+from rlsync.tensors.parts import address, form_of, is_made_of_parts, part_names, part_of, with_parts
 from rlsync.tensors.sharded import Sharding, is_sharded, own_part
 
 if TYPE_CHECKING:
@@ -54,7 +56,9 @@ def uncompiled(name: str) -> str:
 
 
 def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool = False) -> None:
-    """Refuse a sharded (without ``shards``), uninitialised, sparse or quantized tensor."""
+    """Refuse a sharded (without ``shards``), uninitialised, sparse, nested or quantized tensor, and one
+    without memory of its own.
+    """
     if is_sharded(tensor):
         if not shards:
             raise LayoutMismatch(
@@ -64,13 +68,28 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
                 "(full_tensor, or a full state dict), and name the gathered module",
             )
         Sharding.of(tensor, name, where)  # refuses what cannot be put together
+        if is_made_of_parts(own_part(tensor)):
+            what = f"{name} is sharded over ranks, and each shard is made of parts"
+            raise LayoutMismatch(what, where, "gather it first, and name the gathered module")
         return
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         what = f"{name} is not initialised yet"
         raise LayoutMismatch(what, where, "run the module once before you register the hook")
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        what = f"{name} is {tensor.layout}, which cannot be sent"
-        raise LayoutMismatch(what, where, "exclude it in the route")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+        raise LayoutMismatch(f"{name} is {kind}, which cannot be sent", where, f"make it dense, or {_APART}")
+    if tensor.numel() and not tensor.is_meta and not address(tensor):
+        what = f"{name}, a {type(tensor).__name__}, has no memory of its own, which could be sent"
+        cure = f"give its class torch's protocol for tensors made of parts, __tensor_flatten__, or {_APART}"
+        raise LayoutMismatch(what, where, cure)
+    if tensor.is_conj() or tensor.is_neg():
+        what = f"{name} is a view that changes the numbers in its memory"
+        raise LayoutMismatch(what, where, "give it memory of its own: resolve_conj() or resolve_neg()")
+
+
+#: How a policy keeps a tensor that is not sent. ``exclude`` would be too late: the first version is published
+#: while the collector is made.
+_APART = "keep it as a plain attribute: workers get it with the policy, and no publish brings it"
 
 
 def is_tensordict(value: object) -> TypeIs[TensorDictBase]:
@@ -95,12 +114,14 @@ class Leaf:
     name: str
     kind: Kind
     read: Callable[[], Tensor]
+    whole: str = ""  #: the name of the tensor that this is a part of
 
 
 class Leaves:
     """The named leaves of a module (also inside wrappers), a tensordict, or a mapping such as a state dict.
     Those that ``shards`` lets be sharded are described as whole leaves. Raises LayoutMismatch, with
-    ``where``, if a leaf is sharded, uninitialised or sparse, or extra state but neither tensor nor number.
+    ``where``, if a leaf is sharded, uninitialised, sparse or without memory, or extra state but neither
+    tensor nor number.
     """
 
     def __init__(self, root: object, where: str, *, shards: bool = False) -> None:
@@ -111,6 +132,8 @@ class Leaves:
         self._watch: list[tuple[Mapping[str, Any], str, object]] = []
         self._lengths: list[tuple[Mapping[str, Any], int]] = []
         self._present: list[tuple[Mapping[str, Any], str]] = []
+        self._wholes: dict[str, Callable[[], Tensor]] = {}  # what reads tensors that are made of parts
+        self._forms: dict[str, str] = {}
         self.leaves: list[Leaf] = list(self._walk())
         self.names: list[str] = [leaf.name for leaf in self.leaves]
         self._readers = [leaf.read for leaf in self.leaves]
@@ -137,7 +160,7 @@ class Leaves:
         elif isinstance(root, Mapping):
             for name, tensor in flatten_state(root, "", self.where):
                 kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                yield Leaf(name, kind, lambda held=tensor: held)  # type: ignore[misc]
+                yield from self._of(name, kind, lambda held=tensor: held)  # type: ignore[misc]
         else:
             cure = "name an nn.Module, a tensordict, or a mapping of names to tensors"
             raise LayoutMismatch(f"{type(root).__name__} holds no weights", self.where, cure)
@@ -158,7 +181,7 @@ class Leaves:
                     self._watch.append((held, key, None))
                 else:
                     self._present.append((held, key))
-                    yield Leaf(prefix + key, kind, partial(store.__getitem__, key))
+                    yield from self._of(prefix + key, kind, partial(store.__getitem__, key))
         yield from self._walk_extra_state(module, prefix)
         children = _as_dict(module._modules)
         self._lengths.append((children, len(children)))
@@ -185,7 +208,19 @@ class Leaves:
             kind: Kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
             if EXTRA_STATE in name.split("."):
                 kind = "extra_state"
-            yield Leaf(name, kind, partial(td.get, key))
+            yield from self._of(name, kind, partial(td.get, key))
+
+    def _of(self, name: str, kind: Kind, read: Callable[[], Tensor]) -> Iterator[Leaf]:
+        """The leaf of a tensor, or those of its parts."""
+        tensor = read()
+        parts = part_names(tensor) if kind != "extra_state" else []
+        if not parts:
+            yield Leaf(name, kind, read)
+            return
+        self._wholes[name] = read
+        self._forms[name] = form_of(tensor)
+        for part in parts:
+            yield Leaf(f"{name}.{part}", kind, partial(_read_part, read, part), name)
 
     def unchanged(self) -> bool:
         """Whether the module tree has the same modules and names as before. Takes about 50 ns an entry."""
@@ -193,11 +228,35 @@ class Leaves:
             all(len(store) == n for store, n in self._lengths)
             and all(store.get(key, store) is child for store, key, child in self._watch)
             and all(store.get(key) is not None for store, key in self._present)
+            and all(form_of(self._wholes[name]()) == form for name, form in self._forms.items())
         )
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether one of the tensors is made of parts."""
+        return bool(self._wholes)
+
+    def put_together(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by the names of leaves, with those of the same form in place of their parts."""
+        together = dict(tensors)
+        for name, read in self._wholes.items():
+            whole = read()
+            parts = {part: together.pop(f"{name}.{part}") for part in part_names(whole)}
+            together[name] = with_parts(whole, parts)
+        return together
 
     def tensors(self) -> list[Tensor]:
         """The live tensors, in the order of the names."""
         return [read() for read in self._readers]
+
+    def check_has_bytes(self) -> None:
+        """Refuse (LayoutMismatch) leaves on the meta device: nothing can be copied from them."""
+        for leaf in self.leaves:
+            if leaf.read().is_meta:
+                what = f"{leaf.name} is on the meta device and has no bytes"
+                raise LayoutMismatch(
+                    what, self.where, "give the module memory first: to_empty, then its weights"
+                )
 
     def specs(self) -> list[LeafSpec]:
         """The present kind, shape and dtype of each leaf, and its tie by name."""
@@ -205,6 +264,10 @@ class Leaves:
         specs: list[LeafSpec] = []
         for leaf, tensor in zip(self.leaves, self.tensors(), strict=True):
             check_has_plain_bytes(tensor, leaf.name, self.where, shards=self._shards)
+            if leaf.whole and leaf.read() is not tensor:
+                what = f"{leaf.name} is another tensor each time it is read"
+                cure = "let __tensor_flatten__ name the attributes that hold the numbers"
+                raise LayoutMismatch(what, self.where, cure)
             tie = first.setdefault(memory_key(tensor), leaf.name) if tensor.numel() else leaf.name
             specs.append(
                 LeafSpec(
@@ -214,6 +277,7 @@ class Leaves:
                     tensor.dtype,
                     "" if tie == leaf.name else tie,
                     device=str(tensor.device),
+                    whole=self._forms.get(leaf.whole, ""),
                 )
             )
         return specs
@@ -228,14 +292,19 @@ def _read_extra(module: nn.Module, prefix: str, name: str, where: str) -> Tensor
     return dict(flatten_state(module.get_extra_state(), prefix, where))[name]
 
 
+def _read_part(read: Callable[[], Tensor], name: str) -> Tensor:
+    return part_of(read(), name)
+
+
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors with the same memory and form; of a sharded one, this process's part counts."""
-    if tensor.is_meta:
-        return (id(tensor),)
-    pointer = tensor.data_ptr()
+    """Equal for tensors with the same memory and form; of a sharded one, this process's part counts. One that
+    has numbers and no memory, as tensors that are made of parts, is equal to itself alone.
+    """
+    pointer = 0 if tensor.is_meta else address(tensor)
     if not pointer and is_sharded(tensor):
-        part = own_part(tensor)
-        pointer = part.data_ptr() if part.numel() else id(tensor)
+        pointer = address(own_part(tensor))
+    if not pointer and tensor.numel():
+        return (id(tensor),)
     return (pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
 

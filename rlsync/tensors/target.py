@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.device import Lanes, Moment, all_on_cpu, is_queued, queued_devices
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import Leaves, is_compiled_wrapper, rebuild_state
+from rlsync.tensors.leaves import Leaves, is_compiled_wrapper, memory_key, rebuild_state
+from rlsync.tensors.parts import memory_of, remade
 
 
 class Target:
@@ -33,7 +34,10 @@ class Target:
         self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
         self._extra = _arriving(self.leaves, arriving)
         self._devices = [tensor.device for tensor in self._live]
-        self._pointed = [i for i in self._parameters if self._live[i].is_cpu]
+        # A buffer's memory is written to, so that a parameter with the same memory cannot be read-only.
+        written = {memory_key(self._live[i]) for i in self._buffers}
+        cpu = [i for i in self._parameters if self._live[i].is_cpu]
+        self._pointed = [i for i in cpu if memory_key(self._live[i]) not in written]
         self._pointed_live = [self._live[i] for i in self._pointed]
         self._swapped = [i for i in self._parameters if is_queued(self._devices[i])]
         elsewhere = set(self._pointed) | set(self._swapped)
@@ -170,16 +174,25 @@ def is_compiled(module: object) -> bool:
     return any(is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules())
 
 
+def forget_memory(module: nn.Module) -> None:
+    """Move the parameters and buffers to the meta device, and the parts of those that are made of parts."""
+    module._apply(lambda tensor: remade(tensor, lambda part: part.to("meta")))
+
+
 def materialise(module: nn.Module) -> None:
     """Give meta parameters and buffers CPU memory with undefined values. Ties between them are kept."""
     made: dict[int, Tensor] = {}
     for owner in list(module.modules()):
         for store in (owner._parameters, owner._buffers):
             for key, tensor in list(store.items()):
-                if tensor is not None and tensor.is_meta:
+                if tensor is not None and any(part.is_meta for part in memory_of(tensor)):
                     if id(tensor) not in made:
-                        empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                        empty = remade(tensor, _with_memory)
                         if isinstance(tensor, nn.Parameter):
                             empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
                         made[id(tensor)] = empty
                     setattr(owner, key, made[id(tensor)])
+
+
+def _with_memory(part: Tensor) -> Tensor:
+    return torch.empty(part.shape, dtype=part.dtype, device="cpu") if part.is_meta else part

@@ -56,7 +56,7 @@ class ServedProcesses(Served):
         """Workers receive it without its memory, and take the weights from the board."""
         if not collectors.has_own_policy_template(self.workers):
             return None
-        schemes.send_whole_if_no_module(self.workers)
+        schemes.send_whole_if_meta_changes_it(self.workers)
         return schemes.weights_of(self.workers.policy)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.acts import Call, mid_episode
-from rlsync.tensors.target import materialise
+from rlsync.tensors.target import forget_memory, materialise
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec
 from rlsync.workers.envs.vectors import Envs
@@ -159,7 +159,7 @@ def without_memory(player: Player) -> Player:
     """A copy of a player whose modules are on the meta device: small to pickle. See :func:`materialised`."""
     blank = copy.deepcopy(player)
     for module in blank.modules.values():
-        module.to("meta")
+        forget_memory(module)
     return blank
 
 

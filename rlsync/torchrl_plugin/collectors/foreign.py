@@ -61,6 +61,7 @@ class ForeignEndpoint(Endpoint):
     """Any other collector: its own ``update_policy_weights_`` carries weights that were checked."""
 
     num_workers = 0
+    takes_parts = False  # TorchRL copies the names of a module's own parameters
 
     def __init__(self, collector: object, destinations: list[str]) -> None:
         self.collector = collector

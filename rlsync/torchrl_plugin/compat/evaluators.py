@@ -20,6 +20,7 @@ from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.path import parse, walk
 from rlsync.core.plan import no_destination
 from rlsync.sync.bound_map import BoundMap, VersionCopies, VersionCopy
+from rlsync.sync.resolve import refuse_parts
 from rlsync.tensors.compare import check_same_leaves
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.tensors.target import write
@@ -87,8 +88,10 @@ def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> Non
             raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered)
     policy, expected = backend._policy, bound_map.endpoint.specs("policy")
     if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
-        found = Leaves(policy, "the Evaluator's policy").specs()
-        check_same_leaves(found, expected, _WHERE, "of the collector's policy")
+        leaves = Leaves(policy, "the Evaluator's policy")
+        if backend._use_multi_collector:
+            refuse_parts(leaves, f"{_WHERE}, an Evaluator in a process")
+        check_same_leaves(leaves.specs(), expected, _WHERE, "of the collector's policy")
 
 
 def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:

@@ -17,8 +17,10 @@ from torchrl.envs import EnvBase
 from torchrl.modules import RandomPolicy
 from torchrl.weight_update import WeightSyncScheme
 
+from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.collectors import has_own_policy_template
+from rlsync.torchrl_plugin.compat.distributed import PolicyByValue
 
 
 def schemes_of(collector: object) -> dict[str, WeightSyncScheme]:
@@ -60,10 +62,17 @@ def weights_of(policy: object) -> object:
     return _WITHOUT_WEIGHTS if random or _holds_none(policy) else policy
 
 
-def send_whole_if_no_module(collector: MultiCollector) -> None:
-    """Send a policy that is no module as it is; before the start. Until ``_make_meta_policy_cm`` does."""
-    if has_own_policy_template(collector) and not isinstance(collector.policy, nn.Module):
-        collector.policy_factory = [partial(_given, collector.policy)] * collector.num_workers
+def send_whole_if_meta_changes_it(collector: MultiCollector) -> None:
+    """Send a policy as it is, before the start, if it is no module, or if a weight is of a class of which the
+    meta device may make a plain tensor. Until ``_make_meta_policy_cm`` does.
+    """
+    policy = collector.policy
+    if not has_own_policy_template(collector):
+        return
+    if not isinstance(policy, nn.Module):
+        collector.policy_factory = [partial(_given, policy)] * collector.num_workers
+    elif Leaves(policy, "the collector's policy").has_parts:
+        collector.policy_factory = [PolicyByValue(policy)] * collector.num_workers
 
 
 def _given(policy: object) -> object:

@@ -20,6 +20,7 @@ from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Verification
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.parts import memory_of
 from rlsync.torchrl_plugin.collectors.choose import training_of
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
@@ -139,7 +140,8 @@ def _watching(sync: SyncWeights | None) -> Verification | None:
 @contextmanager
 def marked(weights: Iterable[Tensor]) -> Iterator[None]:
     """Inside, every floating-point number of ``weights`` is changed; afterwards it has its old value."""
-    own = {memory_key(weight): weight.data for weight in weights if weight.is_floating_point()}
+    parts = (part for weight in weights for part in memory_of(weight) if part.is_floating_point())
+    own = {memory_key(part): part.data for part in parts}
     kept = [weight.clone() for weight in own.values()]
     try:
         for weight in own.values():
@@ -166,7 +168,7 @@ def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
     if source.has_path and (network := training.network_of(trainer, parse(source.description))) is not None:
         modules.append(network[1])
     for module in modules:
-        held += [*module.parameters(), *module.buffers()]
+        held += [part for t in (*module.parameters(), *module.buffers()) for part in memory_of(t)]
     kept, before = [tensor.detach().clone() for tensor in held], source.read()
 
     def follow() -> None:

@@ -12,7 +12,7 @@ from torchrl.collectors import Collector
 
 from rlsync.core.path import Attr, parse
 from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.tensors.leaves import uncompiled
+from rlsync.tensors.leaves import Leaves, uncompiled
 from rlsync.torchrl_plugin.compat.collectors import MultiCollector
 from rlsync.torchrl_plugin.ending.waits import worker_ends
 
@@ -140,7 +140,9 @@ class ProcessWorkers(ExaminedWorkers):
 
 def _copied(state_dict: Any) -> dict[str, Tensor]:
     held = {name: value for name, value in (state_dict or {}).items() if isinstance(value, Tensor)}
-    return {uncompiled(name): tensor.detach().cpu().clone() for name, tensor in held.items()}
+    leaves = Leaves(held, "the worker's state dict")
+    named = zip(leaves.names, leaves.tensors(), strict=True)
+    return {uncompiled(name): tensor.detach().cpu().clone() for name, tensor in named}
 
 
 def _below(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
