@@ -105,6 +105,9 @@ class Interrupts:
     """Inside :meth:`caught`, :data:`SIGNALS` call the attached stop; a second one kills all, but not SIGHUP,
     which shell, kernel and systemd may all send. A separate thread watches, so it works while the main thread
     waits for a worker in a call that Python cannot interrupt.
+
+    A signal that the host program handles itself asks for the stop, too, and never kills. Its handler is
+    called at the end: then the checkpoint is written that it may want to go on from.
     """
 
     def __init__(self) -> None:
@@ -112,6 +115,8 @@ class Interrupts:
         self._within_s: float | None = None  # how long the attached stop may take
         self._stop: Callable[[str], object] = str  # which does nothing
         self._came = False  # one of this process's own
+        self._hosts: set[signal.Signals] = set()  # that the host program handles itself
+        self._for_host: dict[signal.Signals, None] = {}  # those of them that came, in order
 
     @classmethod
     @contextmanager
@@ -121,39 +126,46 @@ class Interrupts:
         counted apart: a terminal and job schedulers send them to parent and child.
         """
         it = cls()
-        if parent is not None:
-            threading.Thread(target=it._await_end, args=(parent,), daemon=True).start()
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
+        fd_before = signal.set_wakeup_fd(write_fd)
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
+            del before[signal.SIGHUP]
+        # Python cannot give back what was set outside of it.
+        before = {number: handler for number, handler in before.items() if handler is not None}
+        it._hosts = {number for number, handler in before.items() if _is_the_hosts(handler)}
+        for number in before:
+            signal.signal(number, lambda number, frame: None)
         thread = threading.Thread(target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True)
         thread.start()
-        fd_before = signal.set_wakeup_fd(write_fd)
-        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        caught = [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
-        before = {number: signal.signal(number, lambda number, frame: None) for number in caught}
+        if parent is not None:
+            threading.Thread(target=it._await_end, args=(parent,), daemon=True).start()
         try:
             yield it
         finally:
+            os.write(write_fd, bytes([_END]))  # not the pipe's end: a forked process may hold it open
+            thread.join()
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(fd_before)
-            os.write(write_fd, bytes([_END]))  # not the pipe's end: a forked process may hold it open
-            thread.join()
             os.close(write_fd)
             os.close(read_fd)
+            for number in it._for_host:
+                signal.raise_signal(number)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Processes started inside never receive these signals, because they inherit what this thread blocks:
         a job scheduler sends SIGTERM to all of a job. Ignoring them would lose one that comes meanwhile.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # its start unblocks some
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def how(self) -> str:
         return "interrupted" if self.signal == signal.SIGINT else "terminated"
@@ -169,7 +181,10 @@ class Interrupts:
             stop("interrupted")
 
     def _watch(self, read_fd: int) -> None:
-        """Read signals from the pipe. Python's C handler writes the number of every signal to it."""
+        """Read signals from the pipe. Python's C handler writes the number of every signal to it. This thread
+        alone lets those in that a sweep holds back in the processes of its jobs.
+        """
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         while numbers := os.read(read_fd, 64):
             for number in numbers:
                 if number == _END:
@@ -179,13 +194,17 @@ class Interrupts:
 
     def _on_signal(self, number: signal.Signals) -> None:
         first, self._came = not self._came, True
-        if self.signal is not None and (first or number == signal.SIGHUP):  # the parent came before the first
+        if number in self._hosts:
+            self._for_host[number] = None
+        kills = number != signal.SIGHUP and number not in self._hosts
+        if self.signal is not None and (first or not kills):  # the parent came before the first
             return
         if self.signal is not None:
             kill_everything(128 + number)
         self.signal = number
-        # A second SIGHUP is ignored.
-        again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name
+        each = (number, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        killing = next(it for it in each if it != signal.SIGHUP and it not in self._hosts)
+        again = "Ctrl-C" if killing == signal.SIGINT else killing.name
         drop_unread()  # the terminal may be closed
         limit = "" if self._within_s is None else f", or in {self._within_s:g} s"
         told = f"stopping after this iteration{limit}; {again} again kills, without a checkpoint"
@@ -198,6 +217,11 @@ class Interrupts:
         if self.signal is None:
             self.signal = signal.SIGTERM
         self._stop("interrupted")
+
+
+def _is_the_hosts(handler: object) -> bool:
+    """Whether a program has set this handler; Python sets one of its own, for Ctrl-C."""
+    return callable(handler) and handler is not signal.default_int_handler
 
 
 def kill_everything(status: int) -> None:

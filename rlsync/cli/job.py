@@ -50,6 +50,7 @@ class Job:
     trusted: bool = False  # whether code may run that the folder of the run before holds or names
     agents: Mapping[int, Config] = field(default_factory=dict)  # of a population, by number; else empty
     shared: SharedReplayHandle | None = None  # the replay of the population that this is an agent of
+    apart: bool = False  # whether it is run by a launcher of Hydra's that may start processes for jobs
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
@@ -171,7 +172,10 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
             errors += wrong
             if job is not None and not faults:
                 facts = told(made.choices, made.config, line.config_dir)
-                job = replace(job, told={**facts, **job.told}, words=tuple(words), added=made.added)
+                apart = line.sweeps and made.choices.get(own_hydra.LAUNCHER) not in own_hydra.BASIC
+                job = replace(
+                    job, told={**facts, **job.told}, words=tuple(words), added=made.added, apart=apart
+                )
                 if population:
                     agents, wrong = _agents(line, words, made.config)
                     errors += wrong

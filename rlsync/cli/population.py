@@ -26,21 +26,21 @@ from rlsync.core.errors import RlsyncError, WorkerLost
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.run_files import AGENTS, OUTPUT, agent_folder, best_agent, statistics_in
 from rlsync.recipes.settings import Config
-from rlsync.sync.families import let_forks_use_cuda
+from rlsync.sync.families import let_forks_use_cuda, start_as
 from rlsync.sync.processes import ending as ending_of
 from rlsync.workers.replay.shared import SharedReplayHandle
 
 
-def train_population(job: Job) -> int:
+def train_population(job: Job, parent: Connection | None = None) -> int:
     """Train a population's agents; returns 0, or 128 and the number of the signal that ended it. WorkerLost,
-    when all others have ended, if an agent was killed or failed.
+    when all others have ended, if an agent was killed or failed. ``parent``: see :class:`Interrupts`.
     """
     from rlsync.recipes.impala.recipe import shared_replay
 
     run_dir = begun(job)
     file, replay = shared_replay([*job.agents.values()], job.spaces)
     with closing(file):
-        with output_read(run_dir), Interrupts.caught() as interrupts, Ending.of(run_dir) as ending:
+        with output_read(run_dir), Interrupts.caught(parent) as interrupts, Ending.of(run_dir) as ending:
             agents: dict[int, BaseProcess] = {}
             pipes: list[Connection] = []
             with interrupts.held():  # agents see none before they catch them
@@ -67,7 +67,7 @@ def _started(config: Config, shared: SharedReplayHandle, trusted: bool) -> tuple
     args = (config, shared, trusted, theirs)
     let_forks_use_cuda()
     process = multiprocessing.get_context("forkserver").Process(target=_train_agent, args=args, name=name)
-    process.start()
+    start_as("forkserver", process)
     theirs.close()
     return process, ours
 

@@ -9,6 +9,7 @@ import logging
 import math
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -29,8 +30,9 @@ from rlsync import Stop, SyncWeights
 from rlsync.cli import trust
 from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.ending import LIFE_OVER, Ending, Interrupts
+from rlsync.cli.host import JobFailed, Lifeline, require_host, sweep_apart
 from rlsync.cli.job import Job, job_of, jobs_of, require_free_folder, words_for_hydra
-from rlsync.cli.main import exit_status, output_read
+from rlsync.cli.main import EXIT_FAILED, exit_status, output_read
 from rlsync.cli.resume import load
 from rlsync.cli.watch import EVERY_S, PLAIN_EVERY_S
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -61,8 +63,23 @@ def main(arguments: list[str]) -> int:
         words = line.flags.overrides if line.errors else line.overrides  # these know where recipes lie
         own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, []))
     else:
-        jobs = jobs_of(line)
-        own_hydra.hand_over(line.flag_words, words_for_hydra(line, jobs), lambda _: run_job(line, jobs))
+        return run_jobs(line, jobs_of(line))
+    return 0
+
+
+def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
+    """Let Hydra run these jobs, or print what the flags ask for. Returns the exit status."""
+    if line.flags.cfg is None:
+        for job in jobs:
+            require_host(job)
+    around = sweep_apart() if any(job.apart for job in jobs) else contextlib.nullcontext()
+    try:
+        with around as lifeline:
+            words = words_for_hydra(line, jobs)
+            own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, jobs, lifeline))
+    except JobFailed as error:
+        print(error, file=sys.stderr)
+        return error.status
     return 0
 
 
@@ -89,13 +106,19 @@ exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config
 130 after Ctrl-C, 141 if nobody reads the output any more, 128 and its number after another signal"""
 
 
-def run_job(line: command_line.CommandLine, jobs: list[Job]) -> None:
-    """One run in the folder that Hydra has made; ends the process unless the run ended well."""
+def run_job(line: command_line.CommandLine, jobs: list[Job], lifeline: Lifeline | None = None) -> None:
+    """One run in the folder that Hydra has made. Raises SystemExit unless the run ended well; in a sweep
+    JobFailed, after which the jobs that follow are run, unless a signal has ended this one.
+    """
     about = HydraConfig.get()
     words: Any = OmegaConf.to_container(about.overrides)  # as they were written, not yet interpolated
+    parent = None if lifeline is None else lifeline.held()
+    if parent is not None and parent.poll():
+        raise JobFailed(f"job {about.job.num} was not begun", "the sweep was stopped", "start it by itself")
     try:
         job = job_of(line, jobs, [*words["hydra"], *words["task"]])
         job = job.placed(about.runtime.output_dir, line.config_dir)
+        require_host(job)
         require_free_folder(job)  # which a key of Hydra's may have named
         if about.output_subdir is not None:
             # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
@@ -104,16 +127,35 @@ def run_job(line: command_line.CommandLine, jobs: list[Job]) -> None:
         if job.agents:
             from rlsync.cli.population import train_population
 
-            status = train_population(job)
+            status = train_population(job, parent)
         else:
-            status = train_job(job)
+            status = train_job(job, parent)
     except RlsyncError as error:
         print(error, file=sys.stderr)
         status = exit_status(error)
-    if status:
-        if line.sweeps:
-            print(f"the sweep ends with its job {about.job.num}: none after it is run", file=sys.stderr)
-        sys.exit(status)
+    except (Exception, SystemExit):
+        if not line.sweeps:
+            raise
+        traceback.print_exc()
+        status = EXIT_FAILED
+    if not status:
+        return
+    stopped = status > 128  # by a signal, or because nobody reads the output
+    if line.sweeps and (lifeline is not None or not stopped):
+        raise job_failed(about.job.num, about.runtime.output_dir, status)
+    if line.sweeps:
+        print(f"the sweep ends with its job {about.job.num}: none after it is run", file=sys.stderr)
+    sys.exit(status)
+
+
+def job_failed(number: int, folder: str, status: int) -> JobFailed:
+    """What a launcher is told of a job of a sweep; its error was printed."""
+    if status > 128:
+        cure = f"resume={folder} run_dir={folder} goes on with it"
+        return JobFailed(f"job {number} of the sweep was stopped", folder, cure, status)
+    print(f"job {number} of the sweep failed; the others go on", file=sys.stderr, flush=True)
+    cure = "look at its error above, and whether others have failed; then start it by itself"
+    return JobFailed(f"job {number} of the sweep failed", folder, cure, status)
 
 
 def train_job(job: Job, parent: Connection | None = None) -> int:

@@ -22,7 +22,7 @@ from torchrl.trainers import Trainer
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.path import did_you_mean, nearest_name
-from rlsync.sync.families import end_group
+from rlsync.sync.families import end_group, start_as
 from rlsync.sync.processes import ending
 
 #: What is asked for, as help texts and errors name it.
@@ -194,7 +194,7 @@ def run_apart(work: Work, *arguments: object) -> object:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_in_child, args=(work, arguments, theirs), name="rlsync")
-    process.start()
+    start_as("spawn", process)
     theirs.close()
     try:
         said = _hear(ours, process, Stage("starting its process", _START_TIMEOUT_S))

@@ -7,6 +7,7 @@ ends its own.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from rlsync.core.errors import WorkerLost
+from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.transport.board.format import process_state
 
 #: What multiprocessing says of a process whose fork server is gone, whether the process lives or not.
@@ -69,16 +70,43 @@ def let_forks_use_cuda() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
+def require_children() -> None:
+    """ConfigError where Python lets this process start no other."""
+    process = multiprocessing.current_process()
+    if process.daemon:
+        cure = "start this process with daemon=False, or take concurrent.futures.ProcessPoolExecutor: the "
+        cure += "processes of a multiprocessing.Pool are daemonic"
+        what = "this process is daemonic, so Python lets it start no processes, and there would be no workers"
+        raise ConfigError(what, f"process {process.name!r}", cure)
+
+
+def start_as(method: str, process: BaseProcess) -> None:
+    """Start a process of this method of :mod:`multiprocessing`, in a host program's own kind of process, too.
+    A process takes over the default method of the one that starts it. It knows Python's own methods, and not
+    one that a library has added, as joblib's loky does in the processes that it starts.
+    """
+    default = multiprocessing.get_start_method(allow_none=True)
+    if default is None or default in multiprocessing.get_all_start_methods():
+        process.start()
+        return
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        process.start()
+    finally:
+        multiprocessing.set_start_method(default, force=True)
+
+
 def start_process(
     method: str, target: Callable[..., object], args: tuple[Any, ...], name: str
 ) -> BaseProcess:
     """Start a process that ends with this one; WorkerLost if the fork server dies at it three times."""
+    require_children()
     let_forks_use_cuda()
     kind: Any = _Process if method == "forkserver" else get_context(method).Process  # type: ignore[attr-defined]
     for left in (2, 1, 0):
         process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)
         try:
-            process.start()
+            start_as(method, process)
             break
         except (EOFError, ConnectionError) as error:
             if method != "forkserver":

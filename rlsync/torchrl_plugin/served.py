@@ -17,6 +17,7 @@ from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.plan import POLICY
+from rlsync.sync.families import require_children
 from rlsync.sync.processes import WorkerProcesses, await_ready
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
@@ -61,8 +62,10 @@ class ServedProcesses(Served):
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """Make the workers stamp frames, and log what they print at their start. Called before they start.
-        ConfigError: TorchRL would send a policy without its weights, and no scheme brings them.
+        ConfigError: TorchRL would send a policy without its weights, and no scheme brings them; or Python
+        lets this process start no other.
         """
+        require_children()
         given = schemes.schemes_of(self.workers)
         sent = collectors.has_own_policy_template(self.workers) and schemes.weights_of(self.workers.policy)
         if POLICY not in given and isinstance(sent, nn.Module) and Leaves(sent, POLICY).leaves:
@@ -104,6 +107,7 @@ class ServedNodes(Served):
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """What these workers print is not logged."""
+        require_children()
         distributed.stamp_nodes(self.workers.collector)
         if (policy := self.policy()) is not None:
             distributed.send_policy_by_value(self.workers.collector, policy)

@@ -303,7 +303,7 @@ def test_hydra_sweeps_like_the_check_before_it(
 ) -> None:
     trained: list[tuple[Any, ...]] = []
 
-    def train(job: Job) -> int:
+    def train(job: Job, parent: None) -> int:
         config = job.config
         trained.append((config.recipe.name, config.sync.map[0].source, Path(str(config.run_dir)).name))
         return 0

@@ -208,6 +208,45 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_handler_that_the_host_program_had_set_is_called_when_the_run_has_ended(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("rlsync.cli.ending.kill_everything", killed.append)
+    calls: list[str] = []
+    stop: Any = Stopped()
+
+    def handler(number: int, frame: object) -> None:
+        calls.append(f"{signal.Signals(number).name} after {stop.calls} stop")
+
+    before = signal.signal(number, handler)
+    try:
+        with Interrupts.caught() as interrupts:
+            interrupts.attach(stop)
+            for _ in range(3):  # what a second one means, the host program decides
+                signal.raise_signal(number)
+            assert wait_until(lambda: stop.calls == 1, 60)
+            assert calls == []
+        assert calls == [f"{number.name} after 1 stop"]
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+    assert (interrupts.exit_status(), killed) == (128 + number, [])
+
+
+def test_a_signal_that_a_host_program_held_back_comes_when_the_run_listens() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with Interrupts.caught() as interrupts:
+            assert wait_until(lambda: interrupts.signal is not None, 60)
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert interrupts.how() == "terminated"
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_has_saved_and_goes_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from rlsync.cli.compose import command_line, composing, own_hydra
-from rlsync.cli.job import jobs_of
+from rlsync.cli.job import Job, jobs_of
 from rlsync.cli.main import main
 from rlsync.recipes import checks, ppo
 from rlsync.recipes.run_files import RECEIPTS
@@ -146,21 +146,49 @@ def test_a_run_has_the_folder_that_it_is_given_whatever_its_name(here: Path) -> 
 def test_a_sweep_that_ends_early_says_which_jobs_were_not_run(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlsync.cli.train.train_job", lambda job: 130 * (job.config.seed == 1))
+    monkeypatch.setattr("rlsync.cli.train.train_job", lambda job, parent: 130 * (job.config.seed == 1))
     with pytest.raises(SystemExit, match="130"):
         main(["train", "-m", "seed=0,1,2", *PPO])
     assert capsys.readouterr().err.endswith("the sweep ends with its job 1: none after it is run\n")
+
+
+def test_a_job_that_fails_does_not_keep_a_sweep_from_those_after_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = []
+
+    def fails_second(job: Job, parent: None) -> int:
+        trained.append(job.config.seed)
+        if job.config.seed == 1:
+            raise ZeroDivisionError("in an environment")
+        return 2 * (job.config.seed == 2)
+
+    monkeypatch.setattr("rlsync.cli.train.train_job", fails_second)
+    assert main(["train", "-m", "seed=0,1,2,3", "hydra.sweep.dir=swept", *PPO]) == 1, (
+        "as the first that failed"
+    )
+    assert trained == [0, 1, 2, 3]
+    told = capsys.readouterr().err.splitlines()
+    assert "ZeroDivisionError: in an environment" in told
+    assert [line for line in told if "the others go on" in line] == [
+        "job 1 of the sweep failed; the others go on",
+        "job 2 of the sweep failed; the others go on",
+    ]
+    assert told[-3:-1] == ["job 1 of the sweep failed", f"  where  {here}/swept/1"]
 
 
 @pytest.mark.parametrize("words", [("hydra.run.dir=first/0",), ("-m", "hydra.sweep.dir=first")])
 def test_a_folder_that_a_key_of_hydras_names_is_not_another_runs(
     words: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlsync.cli.train.train_job", lambda job: 0)
+    monkeypatch.setattr("rlsync.cli.train.train_job", lambda job, parent: 0)
     assert main(["train", *PPO, *words]) == 0
     (here / "first" / "0" / RECEIPTS).touch()
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", *PPO, *words])
+    if "-m" in words:
+        assert main(["train", *PPO, *words]) == 2
+    else:
+        with pytest.raises(SystemExit, match="2"):
+            main(["train", *PPO, *words])
     assert "first/0' holds another run" in capsys.readouterr().err
 
 

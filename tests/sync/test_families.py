@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +18,8 @@ from typing import cast
 
 import pytest
 
-from rlsync.sync.families import end_group
+from rlsync.core.errors import ConfigError
+from rlsync.sync.families import end_group, start_process
 from tests.tools.processes import is_alive, wait_until
 from tests.tools.programs import ENDS_WITHIN_S, Program, run_program
 
@@ -177,3 +182,54 @@ def test_a_process_that_got_the_number_of_a_worker_that_has_ended_is_left_alone(
             assert other.wait(20) == -signal.SIGKILL
         finally:
             other.kill()
+
+
+class HostsContext(SpawnContext):
+    """What a library adds to multiprocessing, as joblib's loky does: a way of its own to start processes."""
+
+    _name = "of the host"
+
+
+@pytest.fixture
+def hosts_start_method() -> Iterator[None]:
+    """This process was started by the host program's way, which so is the default here."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.context._concrete_contexts["of the host"] = HostsContext()  # type: ignore[attr-defined]
+    multiprocessing.set_start_method("of the host", force=True)
+    try:
+        yield
+        assert multiprocessing.get_start_method() == "of the host"
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+        del multiprocessing.context._concrete_contexts["of the host"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("hosts_start_method")
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.thorough)])
+def test_a_host_programs_own_way_to_start_processes_reaches_no_worker(method: str) -> None:
+    process = start_process(method, time.sleep, (0,), "a worker")
+    process.join(ENDS_WITHIN_S)
+    assert process.exitcode == 0
+
+
+def start_in_daemon(pipe: Connection) -> None:
+    try:
+        start_process("spawn", time.sleep, (0,), "a worker")
+    except ConfigError as error:
+        pipe.send(str(error))
+
+
+def test_a_daemonic_process_is_told_before_it_starts_workers_that_it_cannot() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=start_in_daemon, args=(theirs,), name="of a pool", daemon=True)
+    process.start()
+    process.join(ENDS_WITHIN_S)
+    assert ours.poll(0)
+    what, where, cure = ours.recv().splitlines()
+    assert (
+        what
+        == "this process is daemonic, so Python lets it start no processes, and there would be no workers"
+    )
+    assert where == "  where  process 'of a pool'"
+    assert "concurrent.futures.ProcessPoolExecutor" in cure

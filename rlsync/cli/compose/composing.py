@@ -83,6 +83,8 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
             config, choices = _composed(line, [*used, *(str(o.input_line) for o in keys)])
         else:
             own_hydra.set_keys(config, keys)
+        if line.sweeps and choices.get(own_hydra.SWEEPER) not in own_hydra.BASIC:
+            errors.append(refusals.of_sweeper(str(choices[own_hydra.SWEEPER])))
         return Composition(_typed(config, line.folder), choices, tuple(added)), errors
     except ConfigError as error:
         return None, [*errors, error]

@@ -44,8 +44,17 @@ PARTS = {
 #: The key that says where a recipe lies, as ``module:OBJECT``; beside ``name``, in the recipe's YAML.
 KEY = "_recipe_"
 
+#: Hydra's own groups: who runs the jobs of a sweep, and who decides which jobs there are.
+LAUNCHER = "hydra/launcher"
+SWEEPER = "hydra/sweeper"
+
+#: The options of theirs that are Hydra's own: one job after the other in this process, and every combination.
+BASIC = (None, "basic")
+
 _VERSION = "1.3"
 _PACKAGE = "pkg://"
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 
 #: What of Hydra's ConfigStore is Hydra's own, with its plugins.
 _HYDRAS = ("hydra", "_dummy_empty_config_.yaml")
@@ -219,15 +228,24 @@ def set_keys(config: DictConfig, overrides: list[Override]) -> None:
 
 def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
     """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
-    in_place = _in_place()(task)  # Hydra takes the folder of a sweep's next job from the working directory
+
+    def in_place(config: DictConfig) -> None:
+        """Hydra takes the folder of a sweep's next job from the working directory."""
+        with _in_place():
+            task(config)
+
     app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(in_place)
-    before = sys.argv
+    words_before = sys.argv
+    shown_before = os.environ.get(_FULL_ERROR)
     sys.argv = ["rlsync train", *flags, *words]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
+    os.environ[_FULL_ERROR] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
     try:
         with _apart():
             app()
     except HydraException as error:
         raise refusals.of_composition(error, words) from error
     finally:
-        sys.argv = before
+        sys.argv = words_before
+        del os.environ[_FULL_ERROR]
+        if shown_before is not None:
+            os.environ[_FULL_ERROR] = shown_before

@@ -98,6 +98,16 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
         yield ConfigError(f"{key} cannot be left out", where, cure)
 
 
+def of_sweeper(sweeper: str) -> ConfigError:
+    """What is wrong with a sweeper that is not Hydra's own."""
+    what = f"the sweeper {sweeper!r} may choose jobs by what others have returned, and a run returns nothing"
+    cure = (
+        "leave it out: key=a,b tries each value; or let a program of yours start a process for each run, and "
+    )
+    cure += "read what the run leaves in its folder (evaluations.csv, statistics.json, ended.json)"
+    return ConfigError(what, f"hydra/sweeper={sweeper}", cure)
+
+
 def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     """What Hydra refused. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
     raise_interrupt(error)
