@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
+from gymnasium import Env
 from gymnasium.wrappers import RenderCollection
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,7 +22,8 @@ from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory, make_venv
 from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, VectorEnvs
 from rlsync.workers.player import Player, Seat
 
@@ -118,7 +119,7 @@ def play(
         state = acted.state
         envs.send(acted.action)
         answer = envs.recv()
-        observation, reward = answer.observation, answer.reward.clone()
+        observation, reward = answer.observation, answer.reward
         is_init = answer.terminated | answer.truncated
         total += reward
         length += 1
@@ -131,14 +132,45 @@ def play(
         yield ended
 
 
+def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = 100) -> None:
+    """Make environments and take random actions in them; raises the ConfigError of the first answer that
+    nothing here could read, see :mod:`rlsync.workers.envs.answers`, and whatever they raise themselves.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with closing(make_venv(spec, num_envs, seed)) as envs:
+        for _ in range(steps):
+            if isinstance(envs.actions, DiscreteActions):
+                action = torch.randint(envs.actions.n, (num_envs,), generator=generator)
+            else:
+                action = torch.randn(num_envs, *envs.actions.shape, generator=generator)
+            envs.send(action)
+            envs.recv()
+
+
+class _Pictures(RenderCollection[Any, Any]):
+    """Keeps each picture until it is asked for. Else the first one of the next episode would replace the last
+    one of this; also in memory, for an environment may draw all of them into one array.
+    """
+
+    def __init__(self, env: Env[Any, Any]) -> None:
+        super().__init__(env, reset_clean=False)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        answer = super().step(action)
+        self.frame_list[-1] = np.array(self.frame_list[-1])
+        return answer
+
+
 class FilmedGymnasium(VectorEnvs):
     """One gymnasium environment, filmed by its own render mode ``rgb_array``."""
 
     def __init__(self, spec: GymnasiumEnvs) -> None:
-        # Else the first picture of the next episode would replace the last one of this.
-        keep = partial(RenderCollection, reset_clean=False)
-        options = {**spec.options, "render_mode": "rgb_array", "wrappers": [keep]}
+        wrappers = [*spec.options.get("wrappers", ()), _Pictures]
+        options = {**spec.options, "render_mode": "rgb_array", "wrappers": wrappers}
         super().__init__(replace(spec, options=options).vector(1), spec.id)
+        if "rgb_array" not in self.envs.metadata["render_modes"]:
+            self.close()
+            raise ValueError("its render modes do not name rgb_array")
         #: Steps in one second of real time.
         self.fps = float(self.envs.metadata.get("render_fps") or _USUAL_FPS)
         #: The picture after the last reset or step, [H, W, 3]; after an episode's last step, its end.

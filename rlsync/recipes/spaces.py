@@ -22,7 +22,7 @@ from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.tensors.digest import digest
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, actions_of
 from rlsync.workers.envs.observations import observations_of, require_vector_or_picture
-from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.worker import seed_all
 
 Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
@@ -47,10 +47,8 @@ class AsPlayersSee(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @classmethod
     def made(cls, config: EnvConfig) -> AsPlayersSee:
-        if isinstance(config, RenderedConfig):
-            env = config.spec().make()
-        else:
-            env = gymnasium.make(config.id, **{"disable_env_checker": True, **config.kwargs})
+        drawn = isinstance(config, RenderedConfig)
+        env = (config.spec() if drawn else GymnasiumEnvs(config.id, config.kwargs)).make()
         try:
             return cls(env, config.id)
         except ConfigError:

@@ -20,6 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.workers.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.workers.envs.vectors import AleEnvs, Envs, VectorEnvs
 
 if TYPE_CHECKING:  # at run time torchrl is imported only where its environments are made
@@ -38,8 +39,8 @@ class GymnasiumEnvs:
     id: str  #: the id
     options: Mapping[str, Any] = field(default_factory=dict)  #: keyword arguments for the environment
     #: True uses the id's own vector environment; False steps one environment after the other. A vector
-    #: environment must reset in the step that ends an episode; some need ``options={"autoreset_mode":
-    #: "SameStep"}`` for that.
+    #: environment that does not reset in the step that ends an episode is refused, like that of CartPole-v1.
+    #: Those of ale-py do so with ``options={"autoreset_mode": "SameStep"}``.
     vectorized: bool = False
 
     def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
@@ -47,11 +48,35 @@ class GymnasiumEnvs:
 
         Args:
             num_envs: their number.
+
+        Raises:
+            ConfigError: the id has no vector environment, or it does not take the options.
         """
         if self.vectorized:
+            return CheckedVectorEnv(self._own_vector(num_envs), self.id)
+        return SyncVectorEnv([self.make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def make(self) -> gymnasium.Env[Any, Any]:
+        """One of these environments; its answers are read as :mod:`rlsync.workers.envs.answers` says."""
+        options = {"disable_env_checker": True, **self.options}  # it looks at the first answers only
+        wrappers = options.pop("wrappers", ())
+        env = self._one(options)
+        for wrap in wrappers:
+            env = wrap(env)
+        return CheckedEnv(env, self.id)
+
+    def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+        return gymnasium.make(self.id, **options)
+
+    def _own_vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
+        try:
             return gymnasium.make_vec(self.id, num_envs, "vector_entry_point", **self.options)
-        how = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        return gymnasium.make_vec(self.id, num_envs, "sync", vector_kwargs=how, **self.options)
+        except (TypeError, gymnasium.error.Error) as error:
+            what = f"cannot make the vector environment of {self.id!r}: {first_line(error)}"
+            cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
+            raise ConfigError(
+                what, f"GymnasiumEnvs(vectorized=True), options={self.options}", cure
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +97,16 @@ class RenderedEnvs(GymnasiumEnvs):
     def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
         return SyncVectorEnv([self.make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
-    def make(self) -> gymnasium.Env[Any, Any]:
+    def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         draw_into_memory()
-        options = dict(self.options)
-        wrappers = options.pop("wrappers", ())
         env = self._drawn(options)
-        if self.frameskip > 1:
-            env = Repeat(env, self.frameskip)
+        if self.frameskip > 1:  # rewards are read before they are added up
+            env = Repeat(CheckedEnv(env, self.id, observed=False), self.frameskip)
         try:
-            env = self._small(AddRenderObservation(env, render_only=True))
+            return self._small(AddRenderObservation(env, render_only=True))
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             cure = "pip install 'rlsync[video]', which has pygame, or what the first line names"
             raise ConfigError(f"{self.id!r} cannot be drawn: {first_line(error)}", "env.id", cure) from error
-        for wrap in wrappers:
-            env = wrap(env)
-        return env
 
     def _drawn(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         options["render_mode"] = "rgb_array"

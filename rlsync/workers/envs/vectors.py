@@ -19,7 +19,7 @@ from rlsync.workers.envs.observations import observations_of
 
 
 class EnvStep(NamedTuple):
-    """What N environments answer to a step. The arrays are valid until the next answer: copy what is kept."""
+    """What N environments answer to a step. Nothing that comes later is written into these arrays."""
 
     observation: Tensor  # [N, *obs]; where an episode has ended, the first one of the next episode
     reward: Tensor  # [N]

@@ -1,0 +1,207 @@
+"""What environments answer: everything here reads it alike, or refuses it, and no answer changes later."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torchrl.envs import GymEnv
+
+from rlsync.core.errors import ConfigError, WorkerLost
+from rlsync.evaluation.play import FilmedGymnasium, try_out
+from rlsync.recipes.env_settings import EnvConfig, RenderedConfig
+from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
+from rlsync.recipes.spaces import make_env
+from rlsync.workers.collector import UnrollCollector
+from rlsync.workers.envs.specs import RenderedEnvs, TorchRLEnvs, make_venv
+from rlsync.workers.envs.vectors import EnvStep
+from rlsync.workers.supervision import Restarts
+from tests.tools.parts.answering_envs import HORIZON, ID, SAME_ARRAY, VECTOR
+
+STEPS = 2 * HORIZON + 1
+
+
+def stepped(spec: GymnasiumEnvs | TorchRLEnvs, num_envs: int = 2, steps: int = STEPS) -> list[EnvStep]:
+    """Answers of rlsync's own environments, to the same action each time; nothing is copied."""
+    envs = make_venv(spec, num_envs, seed=0)
+    action = torch.zeros(num_envs, dtype=torch.int64)
+    answers = []
+    for _ in range(steps):
+        envs.send(action)
+        answers.append(envs.recv())
+    envs.close()
+    return answers
+
+
+READ = [
+    "reward [1]",
+    "reward [1, 1]",
+    "reward []",
+    "reward list",
+    "reward int",
+    "reward float32",
+    "terminated [1]",
+    "terminated 0",
+    "truncated numpy",
+    "info None",
+    "observation list",
+    "observation float64",
+]
+
+
+@pytest.mark.parametrize("form", READ)
+def test_what_an_answer_can_only_mean_is_read_alike_by_workers_and_by_recipes(form: str) -> None:
+    config = EnvConfig(ID, kwargs={"form": form})
+    usual = stepped(GymnasiumEnvs(ID), 1)
+    for answer, expected in zip(stepped(config.spec(), 1), usual, strict=True):
+        assert answer.observation.dtype == torch.float32
+        for field in ("observation", "reward", "terminated", "truncated"):
+            assert torch.equal(getattr(answer, field), getattr(expected, field)), field
+    frames, plain = (make_env(c).rollout(STEPS, break_when_any_done=False) for c in (config, EnvConfig(ID)))
+    for key in ("observation", "reward", "terminated", "truncated"):
+        assert torch.equal(frames["next", key], plain["next", key]), key
+
+
+REFUSED = {
+    "reward None": "step.. with reward = None; it has to be one number",
+    "reward text": "step.. with reward = str '1.0'; it has to be one number",
+    "reward of two": r"step.. with reward = \[2\] of float64; it has to be one number",
+    "terminated None": "step.. with terminated = None; it has to be one bool",
+    "terminated 2": "step.. with terminated = int 2; it has to be one bool",
+    "terminated 0.0": "step.. with terminated = float 0.0; it has to be one bool",
+    "truncated None": "step.. with truncated = None; it has to be one bool",
+    "info text": "step.. with info = str 'nothing'; it has to be a dict",
+    "observation None": r"reset.. with observation = None; its space promises \[3\] of float32",
+    "observation [1, 3]": r"with observation = \[1, 3\] of float32; its space promises \[3\] of float32",
+    "observation of four": r"with observation = \[4\] of float32; its space promises \[3\] of float32",
+}
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_any_other_answer_is_refused_in_the_same_words_everywhere(form: str) -> None:
+    config = EnvConfig(ID, kwargs={"form": form})
+    drawn = RenderedConfig(ID, img_height=8, img_width=8, frameskip=2, kwargs={"form": form})
+    ways = [
+        lambda: try_out(config.spec()),
+        lambda: try_out(config.spec(), 2),
+        lambda: make_env(config).rollout(3),
+        lambda: make_env(EnvConfig(ID, 2, {"form": form})).rollout(3),
+    ]
+    if form.startswith(("reward", "terminated", "truncated")):  # what is drawn observes its picture
+        ways.append(lambda: try_out(drawn.spec()))
+    for way in ways:
+        with pytest.raises(ConfigError, match=REFUSED[form]) as refusal:
+            way()
+        assert refusal.value.what.startswith(f"{ID!r} answers ")
+        assert len(str(refusal.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("form", "what"),
+    [
+        ("usual", ""),
+        ("observation list", ""),
+        ("observation float64", r"\[3\] of float64; its space promises \[3\] of uint8"),
+        (
+            "observation 300",
+            r"\[3\] of int64, with values from 300 to 300; its space promises \[3\] of uint8",
+        ),
+    ],
+)
+def test_whole_numbers_are_cast_only_if_none_changes(form: str, what: str) -> None:
+    spec = GymnasiumEnvs(ID, {"form": form, "dtype": "uint8"})
+    if not what:
+        assert [float(answer.observation[0, 0]) for answer in stepped(spec)] == [1, 2, 3, 0, 1, 2, 3, 0, 1]
+        return
+    with pytest.raises(ConfigError, match=what):
+        try_out(spec)
+
+
+@pytest.mark.parametrize(
+    ("form", "what"),
+    [
+        ("reward [N, 2]", r"reward = \[2, 2\] of float64; it has to be 2 numbers, one for each environment"),
+        ("observation [N, 1, 3]", r"observation = \[2, 1, 3\] of float32; its space promises \[2, 3\]"),
+        ("no final", r"info\['final_obs'\] = None; it has to hold the last observation of each truncated"),
+        ("same final", r"info\['final_obs'\] = the array of the next observation; it has to hold the last"),
+    ],
+)
+def test_a_vector_environment_of_ones_own_is_refused_in_words(form: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        try_out(GymnasiumEnvs(VECTOR, {"form": form}, vectorized=True), 2)
+
+
+def test_a_vector_environment_that_does_not_take_the_options_is_refused_in_words() -> None:
+    spec = GymnasiumEnvs("CartPole-v1", {"autoreset_mode": "SameStep"}, vectorized=True)
+    with pytest.raises(ConfigError, match="cannot make the vector environment of 'CartPole-v1'") as refusal:
+        make_venv(spec, 2)
+    assert "leave vectorized=False" in refusal.value.cure
+
+
+@pytest.mark.processes
+def test_an_answer_that_is_refused_in_a_worker_ends_the_run_with_its_words() -> None:
+    envs = GymnasiumEnvs(ID, {"form": "truncated None"})
+    net, restarts = ImpalaNet((3,), Categorical(2)), Restarts(0)
+    collector = UnrollCollector(net, envs, num_workers=1, steps=5, envs_per_worker=1, restarts=restarts)
+    try:
+        with pytest.raises(WorkerLost, match=r"ConfigError: '.+' answers step\(\) with truncated = None"):
+            next(iter(collector))
+    finally:
+        collector.shutdown()
+
+
+# ------------------------------------------------------------------------ one array each time
+
+#: The first number of each observation, over two episodes of four steps.
+SEEN = [1, 2, 3, 0, 1, 2, 3, 0, 1]
+
+
+def numbers(arrays: list[Tensor]) -> list[float]:
+    return [float(array.flatten()[0]) for array in arrays]
+
+
+@pytest.mark.parametrize("kept", ["always", "steps", "two"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_no_answer_is_written_into_an_earlier_one(kept: str, num_envs: int) -> None:
+    torchrl = TorchRLEnvs(partial(GymEnv, SAME_ARRAY, kept=kept))
+    for spec in (GymnasiumEnvs(SAME_ARRAY, {"kept": kept}), torchrl):
+        answers = stepped(spec, num_envs)
+        assert numbers([answer.observation for answer in answers]) == SEEN
+        assert numbers([answer.reward for answer in answers]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+        finals = [dict(answer.finals) for answer in answers if answer.finals]
+        assert [numbers(list(final.values())) for final in finals] == [[4] * num_envs] * 2
+    if kept == "always":
+        answers = stepped(GymnasiumEnvs(VECTOR, vectorized=True), num_envs)
+        assert numbers([answer.observation for answer in answers]) == SEEN
+        assert numbers([answer.reward for answer in answers]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+        assert [numbers([last for _, last in answer.finals]) for answer in answers][3] == [4] * num_envs
+
+
+@pytest.mark.parametrize("kept", ["always", "steps", "two"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_frame_of_a_recipe_keeps_what_it_was_made_of(kept: str, num_envs: int) -> None:
+    env = make_env(EnvConfig(SAME_ARRAY, num_envs, {"kept": kept}))
+    frames = env.rollout(STEPS, break_when_any_done=False).view(num_envs, STEPS)[0]
+    assert numbers([*frames["observation"]]) == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert numbers([*frames["next", "observation"]]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    assert numbers([*frames["next", "reward"]]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+
+
+def test_pictures_that_are_drawn_into_one_array_are_kept_in_frames_and_films() -> None:
+    seen = make_env(RenderedConfig(SAME_ARRAY, img_height=8, img_width=8)).rollout(HORIZON)
+    assert numbers([*seen["observation"]]) == [0, 20, 40, 60]
+    assert numbers([*seen["next", "observation"]]) == [20, 40, 60, 80]
+    answers = stepped(RenderedEnvs(SAME_ARRAY, img_height=8, img_width=8), 1, HORIZON)
+    assert numbers([last for answer in answers for _, last in answer.finals]) == [80]
+
+    envs = FilmedGymnasium(GymnasiumEnvs(SAME_ARRAY))
+    envs.reset(0)
+    frames = [envs.frame]
+    for _ in range(HORIZON):
+        envs.send(torch.zeros(1, dtype=torch.int64))
+        envs.recv()
+        frames.append(envs.frame)
+    envs.close()
+    assert [int(frame.flat[0]) for frame in frames] == [0, 20, 40, 60, 80]
