@@ -153,7 +153,7 @@ class BulkPolicy(TensorDictModuleBase):
         self.weights = nn.ParameterList(torch.zeros(floats) for _ in range(tensors))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        action = torch.zeros(*tensordict.batch_size, 2, dtype=torch.int64)
+        action = torch.zeros(*tensordict.batch_size, 2, dtype=torch.int64, device="cpu")
         action[..., int(self.weights[0][0] > 1e9)] = 1
         return tensordict.set("action", action)
 
@@ -194,7 +194,7 @@ def timed(call: Callable[[], object]) -> float:
 def hold(publish: Callable[[], object], policy: nn.Module, trials: int) -> tuple[float, float]:
     """Median seconds of a publish, and of one contiguous copy of the same bytes, timed alternately."""
     floats = sum(p.numel() for p in policy.parameters())
-    source, target = torch.ones(floats), torch.zeros(floats)
+    source, target = torch.ones(floats, device="cpu"), torch.zeros(floats, device="cpu")
     publishes, copies = [], []
     for _ in range(WARM_UP + trials):
         copies.append(timed(lambda: target.copy_(source)))

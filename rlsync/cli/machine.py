@@ -122,7 +122,7 @@ def torch_sharing() -> Finding:
     what = "torch's shared memory"
     strategy = torch.multiprocessing.get_sharing_strategy()
     try:
-        torch.zeros(1024).share_memory_().fill_(1.0)
+        torch.zeros(1024, device="cpu").share_memory_().fill_(1.0)
     except (OSError, RuntimeError) as error:
         cure = "give the container a /dev/shm (docker: --shm-size=1g)"
         return Finding("fail", what, f"{strategy}: {error}", cure)

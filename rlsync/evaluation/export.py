@@ -96,7 +96,8 @@ def _pt2(policy: Policy) -> tuple[bytes, Act]:
 def _program(policy: Policy) -> torch.export.ExportedProgram:
     player, any_number = policy.player, {0: torch.export.Dim("batch")}
     rows = 2  # torch.export takes a single row for a constant
-    given: tuple[Any, ...] = (torch.zeros(rows, *player.observation_shape, dtype=player.observation_dtype),)
+    shape, dtype = (rows, *player.observation_shape), player.observation_dtype
+    given: tuple[Any, ...] = (torch.zeros(shape, dtype=dtype, device="cpu"),)
     shapes: tuple[Any, ...] = (any_number,)
     if policy.memory:
         given, shapes = (*given, policy.begin(rows)), (*shapes, dict.fromkeys(policy.memory, any_number))
@@ -154,7 +155,7 @@ def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
     observation, state = envs.reset(0).to(dtype), policy.begin(envs.num_envs)
     for at in range(OBSERVATIONS // envs.num_envs):
         want, got = (_outputs(each, at, observation, state) for each in (policy, act))
-        same = torch.ones(envs.num_envs, dtype=torch.bool)
+        same = torch.ones(envs.num_envs, dtype=torch.bool, device="cpu")
         for name in want:
             one, other = (out[name].double().reshape(len(same), -1) for out in (want, got))
             apart = max(apart, float((one - other).abs().max()))

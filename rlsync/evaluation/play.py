@@ -109,10 +109,13 @@ def play(
     """
     count = envs.num_envs
     left = [episodes // count] * count
-    total, length = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
+    total = torch.zeros(count, dtype=torch.float64, device="cpu")
+    length = torch.zeros(count, dtype=torch.int64, device="cpu")
     seat = Seat.taken(player, seed, device)
     state = seat.begin(count)
-    observation, is_init, reward = envs.reset(seed), torch.ones(count, dtype=torch.bool), torch.zeros(count)
+    observation = envs.reset(seed)
+    is_init = torch.ones(count, dtype=torch.bool, device="cpu")
+    reward = torch.zeros(count, device="cpu")
     yield []
     while any(left):
         acted = seat.act(observation, is_init, reward, state)

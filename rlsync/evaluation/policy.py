@@ -77,9 +77,9 @@ class Policy(nn.Module):
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             state = self.player.begin(num_envs, self._generator)  # which seeds torch for TorchRL's policies
         if any(record.name == keys.LAST_REWARD for record in self.player.records):
-            state[keys.REWARD] = torch.zeros(num_envs)
+            state[keys.REWARD] = torch.zeros(num_envs, device="cpu")
         if state:
-            state[keys.IS_INIT] = torch.ones(num_envs, dtype=torch.bool)
+            state[keys.IS_INIT] = torch.ones(num_envs, dtype=torch.bool, device="cpu")
         return {name: value.to(self.device) for name, value in state.items()}
 
     @torch.no_grad()
@@ -101,7 +101,7 @@ class Policy(nn.Module):
         is_init = state.get(keys.IS_INIT, seen.new_ones(seen.shape[:1], dtype=torch.bool))
         reward = state.get(keys.REWARD, seen.new_zeros(seen.shape[:1], dtype=torch.float32))
         if not self.greedy:
-            seed = int(torch.empty((), dtype=torch.int64).random_())
+            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
             self._generator = torch.Generator(self.device).manual_seed(seed)
         ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
         carried = {name: value for name, value in state.items() if name not in ours}

@@ -245,9 +245,9 @@ def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, 
         yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
         for step in range(1, _STEPS + 1):
             if isinstance(envs.actions, DiscreteActions):
-                action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator)
+                action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator, device="cpu")
             else:
-                action = torch.randn(envs.num_envs, envs.actions.size, generator=generator)
+                action = torch.randn(envs.num_envs, envs.actions.size, generator=generator, device="cpu")
             envs.send(action)
             answer = envs.recv()
             seen = {key: digest([value]) for key, value in answer._asdict().items() if torch.is_tensor(value)}

@@ -195,7 +195,7 @@ def mid_episode(value: Tensor, number: int = 0, *, is_init: bool = False) -> Ten
     if is_init:
         return torch.zeros_like(value)
     if value.dtype.is_floating_point:
-        values = torch.linspace(0.1 + number / 8, 1.0 + number / 4, max(1, value.numel()))
+        values = torch.linspace(0.1 + number / 8, 1.0 + number / 4, max(1, value.numel()), device="cpu")
         return values.to(value)[: value.numel()].view(value.shape)
     if value.dtype is torch.uint8:  # pixels
         return (torch.arange(value.numel(), device=value.device) % 251 + 1).to(value.dtype).view(value.shape)
@@ -282,8 +282,8 @@ def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor
     times as large.
     """
     generator = torch.Generator().manual_seed(seed)
-    size = torch.rand(spec.shape, generator=generator) / 2 + 0.5
-    sign = torch.randint(0, 2, spec.shape, generator=generator) * 2 - 1
+    size = torch.rand(spec.shape, generator=generator, device="cpu") / 2 + 0.5
+    sign = torch.randint(0, 2, spec.shape, generator=generator, device="cpu") * 2 - 1
     inputs = max(1, size.numel() // spec.shape[0]) if spec.shape else 1
     scaled = size / inputs if positive else size * sign / inputs**0.5
     return (by * scaled).to(spec.dtype)

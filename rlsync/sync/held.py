@@ -41,7 +41,8 @@ def own_shared_memory(acts: object, name: str) -> list[str]:
         if storage.data_ptr() not in memory:
             memory[storage.data_ptr()] = storage.clone()
         place = tensor.storage_offset(), tensor.shape, tensor.stride()
-        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(memory[storage.data_ptr()], *place)
+        empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        tensor.data = empty.set_(memory[storage.data_ptr()], *place)
         copied.append(path)
     return copied
 

@@ -143,7 +143,7 @@ class Sample:
         sample.held, sample.modes = made["held"], made["modes"]
         at = 0
         for dtype, shape in made["tensors"]:
-            empty = torch.empty(shape, dtype=dtype_named(dtype))
+            empty = torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
             size = empty.numel() * empty.element_size()
             if size:
                 flat = torch.frombuffer(bytearray(body[at : at + size]), dtype=torch.uint8)

@@ -130,7 +130,7 @@ def shared_memory(tensors: Iterable[Tensor]) -> Tensor | None:
         return None
     first, end = min(t.data_ptr() for t in full), max(t.data_ptr() + t.nbytes for t in full)
     storage = full[0].untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8)
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu")
     return flat.set_(storage, first - storage.data_ptr(), (end - first,))  # type: ignore[call-overload]
 
 

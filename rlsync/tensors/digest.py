@@ -37,7 +37,7 @@ _BLOCK_WORDS = 1 << 16
 
 @functools.cache
 def _odd_numbers() -> Tensor:
-    return torch.arange(_BLOCK_WORDS, dtype=torch.int64) * 2 + 1
+    return torch.arange(_BLOCK_WORDS, dtype=torch.int64, device="cpu") * 2 + 1
 
 
 def _sums(tensor: Tensor) -> tuple[int, int]:

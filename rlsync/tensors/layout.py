@@ -165,7 +165,7 @@ def specs_from_json(data: bytes) -> dict[str, list[LeafSpec]]:
 def _view(image: torch.Tensor, entry: Entry) -> torch.Tensor:
     leaf = entry.leaf
     if leaf.payload_bytes == 0:
-        return torch.empty(leaf.shape, dtype=leaf.dtype)
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
     flat = image[entry.offset : entry.offset + leaf.payload_bytes]
     return flat.view(leaf.dtype).view(leaf.shape)
 

@@ -316,7 +316,8 @@ def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str,
         case Tensor():
             yield prefix, state
         case bool() | int() | float():
-            yield prefix, torch.tensor(state, dtype=torch.float64 if isinstance(state, float) else None)
+            dtype = torch.float64 if isinstance(state, float) else None
+            yield prefix, torch.tensor(state, dtype=dtype, device="cpu")
         case _ if isinstance(state, Mapping) or is_tensordict(state):
             for key, value in state.items():
                 yield from flatten_state(value, f"{prefix}.{key}" if prefix else str(key), where)

@@ -18,7 +18,7 @@ def plain_layout(tensors: int = 3, size: int = 1000, *more: str) -> Layout:
 def filled(layout: Layout, number: float) -> list[torch.Tensor]:
     """The tensors of a publish, every element ``number``."""
     leaves = [entry.leaf for entry in layout.owned]
-    return [torch.full(leaf.shape, number).to(leaf.dtype) for leaf in leaves]
+    return [torch.full(leaf.shape, number, device="cpu").to(leaf.dtype) for leaf in leaves]
 
 
 def low_high(tensors: Sequence[torch.Tensor]) -> tuple[float, float]:

@@ -117,8 +117,9 @@ def random_tensors(layout: Layout, seed: int) -> list[torch.Tensor]:
     for entry in layout.owned:
         leaf = entry.leaf
         top = 2 if leaf.dtype is torch.bool else 256
-        raw = torch.randint(0, top, (leaf.payload_bytes,), dtype=torch.uint8, generator=generator)
-        empty = torch.empty(leaf.shape, dtype=leaf.dtype)
+        size = (leaf.payload_bytes,)
+        raw = torch.randint(0, top, size, dtype=torch.uint8, generator=generator, device="cpu")
+        empty = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
         out.append(raw.view(leaf.dtype).view(leaf.shape) if raw.numel() else empty)
     return out
 
@@ -175,15 +176,15 @@ def _too_few(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _too_many(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [*tensors, torch.zeros(1000)]
+    return [*tensors, torch.zeros(1000, device="cpu")]
 
 
 def last_of_a_wrong_shape(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [*tensors[:-1], torch.zeros(7)]
+    return [*tensors[:-1], torch.zeros(7, device="cpu")]
 
 
 def _last_to_be_broadcast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [*tensors[:-1], torch.full((1,), 66.0)]
+    return [*tensors[:-1], torch.full((1,), 66.0, device="cpu")]
 
 
 @pytest.mark.parametrize("spoil", [_too_few, _too_many, last_of_a_wrong_shape, _last_to_be_broadcast])
@@ -401,11 +402,11 @@ def test_an_entry_that_is_left_out_keeps_its_value(connect: Open) -> None:
     with connect(layout) as link:
         link.publish(filled(layout, 1.0))
         link.adopt()
-        link.publish([None, torch.full((1000,), 2.0)])
+        link.publish([None, torch.full((1000,), 2.0, device="cpu")])
         assert link.adopt() == 2
         if link.transport.newest_leaves() is not None:  # the local transport hands out what it was given
             assert link.values() == (1.0, 2.0)
-        link.publish([torch.full((1000,), 3.0), None])
+        link.publish([torch.full((1000,), 3.0, device="cpu"), None])
         assert link.adopt() == 3
         if link.transport.newest_leaves() is not None:
             assert link.values() == (2.0, 3.0)
@@ -415,7 +416,7 @@ def test_an_entry_without_a_value_before_cannot_be_left_out(connect: Open) -> No
     layout = plain_layout(2)
     with connect(layout) as link:
         with pytest.raises(PublishError, match="w0 has no value to keep"):
-            link.publish([None, torch.ones(1000)])
+            link.publish([None, torch.ones(1000, device="cpu")])
         assert link.ledger.version == 0
         assert link.adopt() == 0
 
@@ -426,7 +427,7 @@ def test_a_value_is_kept_across_a_new_layout(connect: Open) -> None:
         link.publish(filled(first, 1.0))
         link.adopt()
         link.transport.lay_out(second)
-        link.publish([None, None, torch.full((1000,), 2.0)])
+        link.publish([None, None, torch.full((1000,), 2.0, device="cpu")])
         assert link.adopt() == 2
         assert link.values() == (1.0, 2.0)
 

@@ -153,7 +153,7 @@ class UnrollCollector(RolloutCollector):
         player = settings.player
         #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
         self.ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
-        seed = int(torch.randint(2**30, ())) if seed is None else seed
+        seed = int(torch.randint(2**30, (), device="cpu")) if seed is None else seed
         logs = StartLogs(num_workers, start_timeout_s)
         self._workers = self._started(seed, logs)
         self._intake = Intake(

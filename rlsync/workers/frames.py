@@ -153,7 +153,7 @@ def batch_of(
             along = 0 if name in per_unroll else 1
             part[name] = _joined([rollout[name] for rollout in rollouts], where, along)
     batch |= _finals(rollouts, device)
-    beside[MASK] = torch.ones(batch[REWARD].shape, dtype=torch.bool)
+    beside[MASK] = torch.ones(batch[REWARD].shape, dtype=torch.bool, device="cpu")
     return TensorDict({**batch, COLLECTOR: TensorDict(beside)})
 
 

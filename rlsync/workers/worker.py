@@ -213,12 +213,13 @@ class Group:
         self._seat = seat
         self._checked = False
         count = envs.num_envs
-        self._observation = torch.empty(count, *envs.observation_shape, dtype=envs.observation_dtype)
-        self._is_init = torch.ones(count, dtype=torch.bool)
+        shape = count, *envs.observation_shape
+        self._observation = torch.empty(shape, dtype=envs.observation_dtype, device="cpu")
+        self._is_init = torch.ones(count, dtype=torch.bool, device="cpu")
         self._state: State = {}
-        self._reward = torch.zeros(count)
-        self._returns = torch.zeros(count, dtype=torch.float64)
-        self._lengths = torch.zeros(count, dtype=torch.int64)
+        self._reward = torch.zeros(count, device="cpu")
+        self._returns = torch.zeros(count, dtype=torch.float64, device="cpu")
+        self._lengths = torch.zeros(count, dtype=torch.int64, device="cpu")
 
     def reset(self, seed: int) -> None:
         """Begin an episode in every environment; ``seed`` is that of the environment in column 0."""
@@ -283,7 +284,7 @@ class Group:
         for env, observation in answer.finals:
             count = int(self._slot[keys.FINAL_COUNT])
             self._slot[keys.FINAL_OBSERVATION][count].copy_(observation)
-            self._slot[keys.FINAL_INDEX][count].copy_(torch.tensor([step, self.columns[env]]))
+            self._slot[keys.FINAL_INDEX][count].copy_(torch.tensor([step, self.columns[env]], device="cpu"))
             self._slot[keys.FINAL_COUNT].fill_(count + 1)
         self._returns += answer.reward
         self._lengths += 1

@@ -34,15 +34,16 @@ class NumberRows(OwnTransform):
     def __init__(self) -> None:
         super().__init__()
         self._streams: Tensor | None = None
-        self._rows = torch.empty(0, dtype=torch.int64)
+        self._rows = torch.empty(0, dtype=torch.int64, device="cpu")
 
     def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:
         """The rows that begin now have the next numbers."""
         shape = (*first.batch_size, 1)
         if self._streams is None:
             count = max(1, first.numel())
-            self._streams = torch.tensor([secrets.randbits(62) for _ in range(count)]).reshape(shape)
-            self._rows = torch.full(shape, -1)
+            numbers = [secrets.randbits(62) for _ in range(count)]
+            self._streams = torch.tensor(numbers, device="cpu").reshape(shape)
+            self._rows = torch.full(shape, -1, device="cpu")
         self._rows += 1 if begins is None else begins.reshape(shape).to(torch.int64)
         return self._numbered(first)
 
@@ -113,7 +114,7 @@ class Sequences(OwnSampler):
             what = f"no {length} rows of one {source} follow each other in the replay buffer"
             cure = "collect more frames before the first update (recipe.pace.prefill), or draw shorter ones"
             raise ConfigError(what, f"{len(storage)} rows are stored", cure)
-        chosen = starts[torch.randint(len(starts), (count,)).numpy()]
+        chosen = starts[torch.randint(len(starts), (count,), device="cpu").numpy()]
         return torch.from_numpy(order[chosen[:, None] + np.arange(length)])
 
     def _look(self, storage: Storage) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

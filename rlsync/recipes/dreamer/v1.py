@@ -122,7 +122,9 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
     critic = TensorDictModule(value, IMAGINED, ["state_value"])
     actor = make_actor(recipe, spaces)
     with torch.no_grad():
-        actor(TensorDict({"state": torch.zeros(1, state), "belief": torch.zeros(1, belief)}, [1]))
+        device = next(actor.parameters()).device
+        zeros = {name: torch.zeros(1, n, device=device) for name, n in (("state", state), ("belief", belief))}
+        actor(TensorDict(zeros, [1]))
     actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
     # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
     actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda, time_dim=-2)

@@ -73,9 +73,11 @@ def make_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Seq
     if name == "mlp":
         return nn.Sequential(*_dense(int(shape[0]), hidden, nn.Tanh))
     convolutions = (_shallow if name == "shallow" else _deep)(int(shape[0]))
+    body = nn.Sequential(*convolutions)
+    device = next(body.parameters()).device
     try:
         with torch.no_grad():
-            flat = nn.Sequential(*convolutions)(torch.zeros(1, *shape)).numel()
+            flat = body(torch.zeros(1, *shape, device=device)).numel()
     except RuntimeError as error:
         what = f"pixels of {shape[1]} x {shape[2]} are too small for the torso {name!r}"
         cure = "resize them to 84 x 84, or take the torso 'mlp' on vectors"

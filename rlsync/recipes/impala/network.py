@@ -317,7 +317,8 @@ class ImpalaPlayer(Player):
         network, head = self.network, self.network.head
         state = {} if network.lstm is None else {keys.RECURRENT_STATE: network.initial_state(num_envs)}
         if network.takes_last_action:
-            state[keys.LAST_ACTION] = torch.zeros(num_envs, *head.action_shape, dtype=head.action_dtype)
+            shape = num_envs, *head.action_shape
+            state[keys.LAST_ACTION] = torch.zeros(shape, dtype=head.action_dtype, device="cpu")
         return state
 
     def act(

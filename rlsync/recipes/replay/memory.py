@@ -118,7 +118,7 @@ class PrioritizedRows(OwnSampler):
         sums = self._sums.cumsum()
         if sums[-1] <= 0:
             raise RuntimeError("Cannot sample from an empty storage.")  # as TorchRL's samplers do
-        mass = torch.rand(batch_size, dtype=torch.float64).numpy() * sums[-1]
+        mass = torch.rand(batch_size, dtype=torch.float64, device="cpu").numpy() * sums[-1]
         # Rounding may make a mass the whole sum, which no running sum passes.
         mass = np.minimum(mass, np.nextafter(sums[-1], 0))
         blocks = sums.searchsorted(mass, side="right")
@@ -133,8 +133,8 @@ class PrioritizedRows(OwnSampler):
         self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
         """Give rows new errors, none below 0; NotFinite if one is infinite or not a number."""
-        rows = torch.as_tensor(index).reshape(-1).cpu().numpy()
-        errors = torch.as_tensor(priority).detach().reshape(-1).double().cpu().numpy() + _LEAST
+        rows = torch.as_tensor(index, device="cpu").reshape(-1).numpy()
+        errors = torch.as_tensor(priority, device="cpu").detach().reshape(-1).double().numpy() + _LEAST
         if not np.isfinite(errors).all():
             what = f"the priority of a frame cannot be {errors[~np.isfinite(errors)][0]:g}"
             where = "PrioritizedRows.update_priority, which was given the errors of a loss"
@@ -145,7 +145,7 @@ class PrioritizedRows(OwnSampler):
 
     def extend(self, index: int | Tensor) -> None:
         """New frames, which may take the rows of old ones: each is as likely as any."""
-        self._put(torch.as_tensor(index).reshape(-1).cpu().numpy(), self._largest**self._alpha)
+        self._put(torch.as_tensor(index, device="cpu").reshape(-1).numpy(), self._largest**self._alpha)
 
     add = extend
 

@@ -42,8 +42,9 @@ class Moments:
 
     def __init__(self, features: int) -> None:
         self.count = 0
-        self.mean = torch.zeros(features, dtype=torch.float64)
-        self._squares = torch.zeros(features, dtype=torch.float64)  # of the distances from the mean, summed
+        self.mean = torch.zeros(features, dtype=torch.float64, device="cpu")
+        # Of the distances from the mean, summed.
+        self._squares = torch.zeros(features, dtype=torch.float64, device="cpu")
 
     def add(self, rows: Tensor) -> None:
         rows = rows.detach().to("cpu", torch.float64).reshape(-1, len(self.mean))

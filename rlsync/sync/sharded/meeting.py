@@ -259,7 +259,9 @@ class Other:
         assert self.wire is not None
         for block in blocks:
             place = part_of(view, block)
-            into = place if place.is_contiguous() else torch.empty(place.shape, dtype=place.dtype)
+            into = place
+            if not place.is_contiguous():
+                into = torch.empty(place.shape, dtype=place.dtype, device="cpu")
             self.wire.receive_into(raw(into), timeout_s)
             if into is not place:
                 place.copy_(into)

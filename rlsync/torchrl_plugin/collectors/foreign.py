@@ -264,7 +264,7 @@ class RemoteEndpoint(ForeignEndpoint):
             # TorchRL wrote the root of a batch's first frame in the rollout before.
             return batch.set(stamps.STAMP, batch.get(("next", stamps.STAMP)).clone())
         for key in (stamps.STAMP, ("next", stamps.STAMP)):
-            batch.set(key, torch.full(batch.shape, self.publisher.version, dtype=torch.int64))
+            batch.set(key, torch.full(batch.shape, self.publisher.version, dtype=torch.int64, device="cpu"))
         return batch
 
 

@@ -49,7 +49,7 @@ def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
             laid_out.make_memmap(key, shape=like.shape, dtype=torch.int64)
         else:
             with laid_out.unlock_():
-                laid_out.set(key, torch.zeros(like.shape, dtype=torch.int64).share_memory_())
+                laid_out.set(key, torch.zeros(like.shape, dtype=torch.int64, device="cpu").share_memory_())
 
 
 def announce_version(collector: object, version: int) -> None:

@@ -98,8 +98,8 @@ class DreamerPlayer(TensorDictModuleBase):
 
     def begins(self) -> dict[str, Tensor]:
         """What is carried, by key, as it is at the first step of an episode in one environment."""
-        zeros = {key: torch.zeros(shape) for key, shape in self._shapes.items()}
-        return {**zeros, STATE_VERSION: torch.tensor([NO_VERSION])}
+        zeros = {key: torch.zeros(shape, device="cpu") for key, shape in self._shapes.items()}
+        return {**zeros, STATE_VERSION: torch.tensor([NO_VERSION], device="cpu")}
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act once in each environment, and say what the next step begins with.

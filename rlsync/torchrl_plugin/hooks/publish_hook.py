@@ -244,7 +244,8 @@ class PublishHook(TrainerHookBase):
         now = self.counters()
         last = {f"last_{name}": value for name, value in asdict(self._last).items()}
         ledger = self.ledger.state_dict()
-        pairs = {k: torch.tensor(ledger[k], dtype=torch.int64).view(-1, 2) for k in ("published", "lost")}
+        flat = {k: torch.tensor(ledger[k], dtype=torch.int64, device="cpu") for k in ("published", "lost")}
+        pairs = {k: numbers.view(-1, 2) for k, numbers in flat.items()}
         return ledger | {"version": self.version} | pairs | asdict(now) | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

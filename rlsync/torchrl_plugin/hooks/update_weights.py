@@ -149,7 +149,8 @@ class UpdateWeights(PublishHook):
         """TorchRL's state as one of ours; it knows no versions, so they go on from this hook's."""
         now = {"batches": counter, "optim_steps": last_update_count}
         last = {f"last_{name}": count for name, count in now.items()}
-        return {"version": self.version, "published": torch.empty(0, 2, dtype=torch.int64)} | now | last
+        published = torch.empty(0, 2, dtype=torch.int64, device="cpu")
+        return {"version": self.version, "published": published} | now | last
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
         if self._bound_map is not None:

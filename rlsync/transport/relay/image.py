@@ -34,7 +34,8 @@ class ImageBuffer:
         self.stamp = NOTHING
         json_bytes = layout.to_json()
         at = _leaves_at(len(json_bytes))
-        self._flat = torch.empty(at + layout.image_bytes, dtype=torch.uint8).zero_()  # touches every page
+        flat = torch.empty(at + layout.image_bytes, dtype=torch.uint8, device="cpu")
+        self._flat = flat.zero_()  # touches every page
         packed = torch.frombuffer(bytearray(json_bytes), dtype=torch.uint8)
         self._flat[_HEAD_BYTES : _HEAD_BYTES + len(json_bytes)] = packed
         self._head = self._flat[:_HEAD_BYTES].view(torch.int64)

@@ -123,7 +123,7 @@ class RolloutImages:
     def image(self, slot: int) -> Tensor:
         """The bytes of a slot, up to the end of its last page."""
         if slot not in self._images and slot == self._slots:
-            self._images[slot] = torch.zeros(self._stride, dtype=torch.uint8)
+            self._images[slot] = torch.zeros(self._stride, dtype=torch.uint8, device="cpu")
         elif slot not in self._images:
             # Writable: a stray write in place would end the process, and spoils nothing but this rollout.
             at = IMAGES_AT + slot * self._stride

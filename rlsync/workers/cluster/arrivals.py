@@ -130,7 +130,7 @@ class Arrivals:
         """It, in this process's memory; ``None`` if its version is too old."""
         slot = self._free.pop() if self._free else len(self._buffers)
         if slot == len(self._buffers):
-            self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8))
+            self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8, device="cpu"))
         views = unpack(flat, self._layout, self._buffers[slot])
         node_id = node.machine.node_id
         self._turn = [*(other for other in self._turn if other != node_id), node_id]

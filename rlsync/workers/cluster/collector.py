@@ -132,7 +132,7 @@ class ClusterCollector(RolloutCollector):
             keep_s=0.0 if crew is None else crew.keep_s,
         )
         player, layout = settings.player, settings.shape.layout(settings.player)
-        seed = int(torch.randint(2**30, ())) if seed is None else seed
+        seed = int(torch.randint(2**30, (), device="cpu")) if seed is None else seed
         self._nodes = Nodes(self._start_agent, self._placement, self._joined)
         self._arrivals = Arrivals(self._nodes, layout, workers_per_node, self._envs_per_node, seed)
         self._intake = Intake(

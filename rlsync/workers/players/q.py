@@ -98,7 +98,7 @@ class EpsilonGreedyPlayer(Player):
         super().__init__({POLICY: network}, actions, observation_shape, observation_dtype, records)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
-        return {_EPSILON: torch.full((num_envs,), self.ladder.of(worker, num_workers))}
+        return {_EPSILON: torch.full((num_envs,), self.ladder.of(worker, num_workers), device="cpu")}
 
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator

@@ -98,7 +98,8 @@ class ActingPolicy(Player):
         self._policy = policy
         self._ladder = ladder
         self._uniform = UniformPlayer(actions, observation_shape)
-        self._written = _written(policy, self._seen(torch.zeros(1, *observation_shape), self._begun(1, 0, 1)))
+        zeros = torch.zeros(1, *observation_shape, device="cpu")
+        self._written = _written(policy, self._seen(zeros, self._begun(1, 0, 1)))
         modules = {POLICY: policy} if prefill is None else {POLICY: policy, PREFILL: prefill}
         known = [REWARD_SUM] if ladder is None else [REWARD_SUM, EXPONENT]
         records = [*(Record(name, (), torch.float32) for name in known), *self._written]
@@ -125,9 +126,10 @@ class ActingPolicy(Player):
         return Acted(action, records, state)
 
     def _begun(self, num_envs: int, worker: int, num_workers: int) -> State:
-        state = {REWARD_SUM: torch.zeros(num_envs)}
+        state = {REWARD_SUM: torch.zeros(num_envs, device="cpu")}
         if self._ladder is not None:
-            state[EXPONENT] = torch.full((num_envs,), self._ladder.exponent(worker, num_workers))
+            exponent = self._ladder.exponent(worker, num_workers)
+            state[EXPONENT] = torch.full((num_envs,), exponent, device="cpu")
         return state
 
     def _seen(self, observation: Tensor, state: State) -> TensorDict:
@@ -139,7 +141,7 @@ class ActingPolicy(Player):
 
 def _written(policy: TensorDictModuleBase, seen: TensorDictBase) -> tuple[Record, ...]:
     """What a policy writes besides the action: found by letting it act once, with one observation."""
-    leaf = next(iter(policy.parameters()), torch.zeros(()))
+    leaf = next(iter(policy.parameters()), torch.zeros((), device="cpu"))
     inputs = set(seen.keys())
     with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(ExplorationType.RANDOM):
         out = policy(seen.to(leaf.device))

@@ -136,7 +136,8 @@ class SharedReplay:
         while len(rollouts) < unrolls:
             numbers = self._numbers.copy()
             held = numbers.nonzero()[0]
-            row = int(torch.randint(max(1, len(held) * self._envs), (), generator=self.generator))
+            rows = max(1, len(held) * self._envs)
+            row = int(torch.randint(rows, (), generator=self.generator, device="cpu"))
             block = int(held[row // self._envs]) if len(held) else 0
             if not self._file.try_lock(_BLOCK_LOCK + block, exclusive=False):
                 continue
@@ -147,8 +148,8 @@ class SharedReplay:
             finally:
                 self._file.unlock(_BLOCK_LOCK + block)
         batch = keys.batch_of(rollouts, self.records).exclude(keys.COLLECTOR)
-        batch[keys.REPLAYED] = torch.ones(unrolls, dtype=torch.bool)
-        return Drawn(batch, *torch.tensor(makers).unbind(1))
+        batch[keys.REPLAYED] = torch.ones(unrolls, dtype=torch.bool, device="cpu")
+        return Drawn(batch, *torch.tensor(makers, device="cpu").unbind(1))
 
     def state_dict(self, contents: bool = False) -> dict[str, Any]:
         """The state of the random draws; a resumed population begins with an empty replay."""
@@ -192,5 +193,5 @@ class SharedReplay:
         count = int(self._finals[keys.FINAL_COUNT][block])
         index, observations = (self._finals[name][block, :count] for name in keys.FINAL[::-1])
         mine = index[:, 1] == row
-        finals = index[mine] * torch.tensor([1, 0]), observations[mine], mine.sum()
+        finals = index[mine] * torch.tensor([1, 0], device="cpu"), observations[mine], mine.sum()
         return out | dict(zip((*keys.FINAL[::-1], keys.FINAL_COUNT), finals, strict=True))

@@ -146,7 +146,7 @@ class UnrollReplay:
                 what = f"{unrolls} unrolls cannot be drawn from {len(self)}"
                 cure = "extend the replay first, and ask for one or more"
                 raise ConfigError(what, "UnrollReplay.draw", cure)
-            return self._read(torch.randint(len(self), (unrolls,), generator=self.generator))
+            return self._read(torch.randint(len(self), (unrolls,), generator=self.generator, device="cpu"))
 
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
         """The unrolls from old to new, the agents that made them, and the state of the random draws.
@@ -158,7 +158,7 @@ class UnrollReplay:
         with self._lock:
             state: dict[str, Any] = {"generator": self.generator.get_state()}
             if contents and len(self):
-                state["contents"], state["agent"] = self._read(torch.arange(len(self)))[:2]
+                state["contents"], state["agent"] = self._read(torch.arange(len(self), device="cpu"))[:2]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -195,7 +195,8 @@ class UnrollReplay:
         before, self._first = self._first, max(self._first, self._unrolls.written - self._unrolls.capacity)
         oldest_final = self._finals.written - self._finals.capacity
         while oldest_final > 0 and len(self):
-            if int(self._unrolls.take(torch.tensor([self._first]))[_FINAL_FIRST]) >= oldest_final:
+            first = torch.tensor([self._first], device="cpu")
+            if int(self._unrolls.take(first)[_FINAL_FIRST]) >= oldest_final:
                 break
             self._first += 1
         self.full = self.full or self._first > before
@@ -204,12 +205,13 @@ class UnrollReplay:
         """Read the unrolls at these positions; 0 is the oldest."""
         rows, timed = self._unrolls.take(self._first + positions), keys.timed_keys(self.records)
         out = {key: rows[key].transpose(0, 1) if key in timed else rows[key] for key in self._form}
-        out[keys.REPLAYED] = torch.ones(len(positions), dtype=torch.bool)
+        out[keys.REPLAYED] = torch.ones(len(positions), dtype=torch.bool, device="cpu")
         count = rows[_FINAL_COUNT]
         if count.any():
-            unroll = torch.arange(len(positions)).repeat_interleave(count)
+            unroll = torch.arange(len(positions), device="cpu").repeat_interleave(count)
             before = (count.cumsum(0) - count)[unroll]
-            finals = self._finals.take(rows[_FINAL_FIRST][unroll] + torch.arange(len(unroll)) - before)
+            nth = torch.arange(len(unroll), device="cpu")
+            finals = self._finals.take(rows[_FINAL_FIRST][unroll] + nth - before)
             out[keys.FINAL_OBSERVATION] = finals[keys.FINAL_OBSERVATION]
             out[keys.FINAL_INDEX] = torch.stack([finals[_TIME], unroll], -1)
         return Drawn(TensorDict(out), rows[_AGENT])
@@ -230,7 +232,7 @@ class RowStore:
         before, self.written = self.written, self.written + len(rows)
         kept = rows[-self.capacity :]
         if len(kept):
-            numbers = torch.arange(max(before, self.written - self.capacity), self.written)
+            numbers = torch.arange(max(before, self.written - self.capacity), self.written, device="cpu")
             self._storage.set(numbers % self.capacity, kept)
 
     def take(self, numbers: Tensor) -> TensorDict:
@@ -250,7 +252,7 @@ def _to_rows(batch: TensorDictBase, records: Sequence[Record]) -> tuple[TensorDi
             columns[key] = (tensor.transpose(0, 1) if key in timed else tensor).cpu()
     rows = TensorDict(columns, columns[keys.REWARD].shape[:1])
     if keys.FINAL_INDEX not in batch:
-        return rows, TensorDict({}, [0]), torch.zeros(len(rows), dtype=torch.int64)
+        return rows, TensorDict({}, [0]), torch.zeros(len(rows), dtype=torch.int64, device="cpu")
     time, unroll = batch.get(keys.FINAL_INDEX).cpu().unbind(-1)
     order = unroll.argsort(stable=True)
     observations = batch.get(keys.FINAL_OBSERVATION).detach().cpu()[order]
