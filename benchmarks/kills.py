@@ -169,17 +169,21 @@ class Life:
         return found[self.published if since is None else since :]
 
     def pid_of(self, role: str, chance: random.Random) -> int | None:
-        """The process of a role, if it runs already. Each sampler leads a process group. The evaluator comes
-        from a fork server, a child of the learner; samplers do so, too, before they lead one.
+        """The process of a role, if it runs already. Samplers and the evaluator lead process groups, and may
+        come from a fork server, a child of the learner; the evaluator has a lower priority.
         """
         if role == "learner":
             return self.pid
         children = _children(self.pid)
         from_servers = [child for server in children for child in _children(server)]
-        samplers = sorted(child for child in (*children, *from_servers) if _leads_a_group(child))
-        rest = [child for child in from_servers if child not in samplers and not _is_helper(child)]
-        choices = samplers if role == "sampler" else rest if len(samplers) == WORKERS else []
-        return chance.choice(choices) if choices else None
+        leaders = sorted(child for child in (*children, *from_servers) if _leads_a_group(child))
+        with suppress(OSError):  # one has ended meanwhile
+            usual = os.getpriority(os.PRIO_PROCESS, self.pid)
+            evaluators = [pid for pid in leaders if os.getpriority(os.PRIO_PROCESS, pid) > usual]
+            samplers = [pid for pid in leaders if pid not in evaluators]
+            choices = samplers if role == "sampler" else evaluators if len(samplers) == WORKERS else []
+            return chance.choice(choices) if choices else None
+        return None
 
     @property
     def over(self) -> bool:
@@ -236,14 +240,6 @@ def _leads_a_group(pid: int) -> bool:
     with suppress(ProcessLookupError):
         return os.getpgid(pid) == pid
     return False
-
-
-def _is_helper(pid: int) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return True
-    return b"resource_tracker" in command or b"torch_shm_manager" in command
 
 
 def until(true: Callable[[], bool], within_s: float = WITHIN_S) -> bool:

@@ -21,6 +21,7 @@ from rlsync import SyncWeights
 from rlsync.cli.main import EXIT_FAILED, drop_unread, exit_status
 from rlsync.cli.status import Ended, at, begin
 from rlsync.core.errors import NotFinite, RlsyncError
+from rlsync.evaluation.evaluator import evaluations_ended
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.sync.families import end_group
 from rlsync.torchrl_plugin.ending.last_checkpoint import LastCheckpoint, save_before_the_end
@@ -92,7 +93,8 @@ class Ending:
         frames = None if self._trainer is None else self._trainer.collected_frames
         version, run_id = (None, "") if sync is None else (sync.version, sync.ledger.run_id)
         left = str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None
-        Ended(how, at(time.time()), status, frames, version, what, left, run_id).write(self._run_dir)
+        ended = None if self._trainer is None else evaluations_ended(self._trainer)
+        Ended(how, at(time.time()), status, frames, version, what, left, run_id, ended).write(self._run_dir)
 
 
 #: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -23,11 +23,11 @@ from rlsync.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, load, loa
 from rlsync.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.checkpoints import checkpoint_at, require_whole
-from rlsync.recipes.evaluating import acting_of
+from rlsync.recipes.evaluating import acting_of, patience_of
 from rlsync.recipes.parts import making
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, CHECKPOINT, DIGESTS, RECEIPTS, RESOLVED, best_agent, video_file
-from rlsync.recipes.settings import Config
+from rlsync.recipes.settings import AtariConfig, Config, EnvConfig, RenderedConfig
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.specs import make_venv
 
@@ -57,6 +57,9 @@ def main(arguments: list[str]) -> int:
     config = config_of(given.run, given.trust)
     device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
     checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config, given.trust)
+    if given.max_episode_steps is not None:
+        config = replace(config, env=ending_after(config.env, given.max_episode_steps))
+    patience = patience_of(config.recipe.evaluations())
     acting = acting_of(config, deterministic=given.deterministic)
     if checkpoint is None:
         trust.check_file(given.run / BEST, given.run, given.trust)
@@ -68,13 +71,13 @@ def main(arguments: list[str]) -> int:
     with making(config.env):
         envs = make_venv(acting.env, at_once(given.episodes))
     with closing(envs):
-        steps = play(acting.player, envs, given.episodes, given.seed, device)
+        steps = play(acting.player, envs, given.episodes, given.seed, device, patience)
         score = Score.of([episode for ended in steps for episode in ended])
     if not given.json:
         print(f"{trained}  episodes {score.episodes}  {score}", flush=True)
     shown = None
     if stage is not None:
-        shown = film(acting.player, stage, file, given.seed, device)
+        shown = film(acting.player, stage, file, given.seed, device, patience)
         stage.close()
     if given.json:
         facts = {
@@ -108,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     episodes, seed = "how many (default: 20)", "of environments and actions (default: 0)"
     parser.add_argument("--episodes", type=_at_least(1), default=20, metavar="N", help=episodes)
     parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help=seed)
+    truncated = "truncate episodes after so many steps (of gymnasium's environments)"
+    parser.add_argument("--max-episode-steps", type=_at_least(1), metavar="N", help=truncated)
     device = "where the policy acts (default: evaluation.device of the run's config)"
     parser.add_argument("--device", metavar="NAME", help=device)
     parser.add_argument("--deterministic", action="store_true", help="take the likeliest actions")
@@ -127,6 +132,17 @@ def _at_least(low: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
+    """The same environment, whose episodes gymnasium truncates after so many steps of the policy."""
+    match env:
+        case AtariConfig():
+            what = "games end after env.max_episode_frames, which the run's config gives"
+            raise ConfigError(what, f"--max-episode-steps {steps}", "leave it out")
+        case RenderedConfig():
+            steps *= env.frameskip
+    return replace(env, kwargs={**env.kwargs, "max_episode_steps": steps})
 
 
 def config_of(run: Path, trusted: bool = False) -> Config:

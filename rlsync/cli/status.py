@@ -59,11 +59,13 @@ class Ended:
     error: str = ""  # what the run failed with, as it was printed
     checkpoint: str | None = None
     run_id: str = ""  # as in the run's receipts; empty if training had not begun
+    evaluations_ended: str | None = None  # why there were none any more before the end
 
     def __str__(self) -> str:
         counts = "" if self.frames is None else f"  frames {self.frames:,}  version {self.version}"
         lines = [f"ended {self.at}: {self.how}{counts}"]
         lines += [self.error] if self.error else []
+        lines += [self.evaluations_ended] if self.evaluations_ended else []
         lines += [f"checkpoint {self.checkpoint}"] if self.checkpoint else []
         return "\n".join(lines)
 
@@ -146,6 +148,8 @@ def status_of(run: Path) -> RunStatus:
         return _population(run, agents)
     found, statistics, schedule = _state_of(run), files.statistics_in(run), run / files.SCHEDULE
     told = [found.told, *(() if statistics is None else (str(statistics),))]
+    if found.ended is None and statistics is not None and statistics.evaluations_ended is not None:
+        told.append(statistics.evaluations_ended)
     if schedule.is_file():
         told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
     version = statistics.version if found.version is None and statistics else found.version

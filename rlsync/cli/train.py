@@ -37,6 +37,7 @@ from rlsync.cli.resume import load
 from rlsync.cli.watch import EVERY_S, PLAIN_EVERY_S
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.whole_file import write_whole
+from rlsync.evaluation.evaluator import evaluations_ended
 from rlsync.recipes.hooks.measuring import InSummary, StatisticsHook
 from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.pure import PureStepper
@@ -318,8 +319,10 @@ class LiveLine:
 
     def summary(self, interrupts: Interrupts) -> str:
         mean = "none" if math.isnan(self.returns.mean) else f"{self.returns.mean:.1f}"
+        ended = evaluations_ended(self.trainer)
         return (
             f"stopped: {self.reason(interrupts)}  frames {self.trainer.collected_frames:,}  "
             f"mean return of the last {len(self.returns.newest)} episodes {mean}  "
             f"version {self.sync.version}  {time.monotonic() - self._started:.1f} s"
+            + (f"  {ended}" if ended else "")
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,12 @@ from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, VectorEnvs
 from rlsync.workers.player import Player, Seat
 
 _AT_ONCE = 8  #: how many environments play at once, at most
+
+#: An episode that goes on for longer counts as one that never ends.
+GIVE_UP_AFTER_STEPS = 100_000
+#: Seconds in which no episode ends, after which the same is said.
+GIVE_UP_AFTER_S = 1800.0
+_COUNTED_IN_ONE_STEP = 0.25  #: at most this part of the seconds
 
 #: Frames of one film: they stay in memory until it is written. A longer episode is still played to its end.
 MAX_FRAMES = 2000
@@ -67,30 +74,82 @@ class Score:
 
     @classmethod
     def of(cls, played: Sequence[Episode]) -> Score:
+        """A return that is infinite, or not a number, leaves no mean, deviation, least or largest one."""
         returns = [episode.total for episode in played]
-        return cls(
-            len(played),
-            statistics.fmean(returns),
-            statistics.pstdev(returns),
-            min(returns),
-            max(returns),
-            statistics.fmean(episode.length for episode in played),
-        )
+        length = statistics.fmean(episode.length for episode in played)
+        if not math.isfinite(sum(returns)):
+            return cls(len(played), math.nan, math.nan, math.nan, math.nan, length)
+        mean, deviation = statistics.fmean(returns), statistics.pstdev(returns)
+        return cls(len(played), mean, deviation, min(returns), max(returns), length)
 
     @property
     def rank(self) -> float:
         """The mean return less its standard error, which one episode does not have: a version that was lucky
-        in few or widely spread episodes does not replace one that is known to be good.
+        in few or widely spread episodes does not replace one that is known to be good. One without a mean is
+        the last.
         """
+        if math.isnan(self.return_mean):
+            return -math.inf
         if self.episodes < 2:
             return self.return_mean
         return self.return_mean - self.return_std / math.sqrt(self.episodes - 1)
 
     def __str__(self) -> str:
-        return (
+        returned = (
             f"return {self.return_mean:.1f} ± {self.return_std:.1f} "
-            f"({self.return_min:.1f} to {self.return_max:.1f})  length {self.length_mean:.1f}"
+            f"({self.return_min:.1f} to {self.return_max:.1f})"
         )
+        if math.isnan(self.return_mean):
+            returned = "no mean return: one is infinite or not a number"
+        return f"{returned}  length {self.length_mean:.1f}"
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long it may take until an episode ends, and what each step is a sign of life for."""
+
+    steps: int = GIVE_UP_AFTER_STEPS  # of one episode
+    seconds: float = GIVE_UP_AFTER_S  # in which no episode ends
+    sign_of_life: Callable[[], object] = _nothing
+
+
+PATIENCE = Patience()
+
+
+class _Waited:
+    """Ends a wait for the end of an episode, by the limits of a :class:`Patience`."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._counted_s = 0.0
+        self._looked_at = time.monotonic()
+
+    def step(self, longest: int, *, ended: bool) -> None:
+        """Count a step, after which the longest episode has so many; RlsyncError: it was the last one."""
+        patience, now = self._patience, time.monotonic()
+        patience.sign_of_life()
+        # A process that was stopped meanwhile, or a machine that was suspended, has not played all that time.
+        self._counted_s += min(now - self._looked_at, patience.seconds * _COUNTED_IN_ONE_STEP)
+        self._looked_at = now
+        if ended:
+            self._counted_s = 0.0
+        if longest >= patience.steps:
+            raise _endless(f"{longest:,} steps", f"steps={patience.steps}")
+        if self._counted_s >= patience.seconds:
+            raise _endless(f"{patience.seconds:g} s and {longest:,} steps", f"s={patience.seconds:g}")
+
+
+def _endless(after: str, limit: str) -> RlsyncError:
+    cure = (
+        "let the environment end its episodes: +env.kwargs.max_episode_steps=1000, for rlsync eval "
+        "--max-episode-steps 1000; if they are that long, raise the limit"
+    )
+    where = f"recipe.evaluation.give_up_after_{limit}"
+    return RlsyncError(f"an episode has not ended after {after}", where, cure)
 
 
 def at_once(episodes: int) -> int:
@@ -100,12 +159,17 @@ def at_once(episodes: int) -> int:
 
 @torch.inference_mode()
 def play(
-    player: Player, envs: Envs, episodes: int, seed: int, device: torch.device = CPU
+    player: Player,
+    envs: Envs,
+    episodes: int,
+    seed: int,
+    device: torch.device = CPU,
+    patience: Patience = PATIENCE,
 ) -> Iterator[list[Episode]]:
     """Play as worker 0 of 1. Yields after the reset, and after each step the episodes that ended in it.
 
     ``episodes`` is a multiple of ``envs.num_envs``: each environment plays an equal share, so that short
-    episodes are not counted more often.
+    episodes are not counted more often. RlsyncError: an episode goes on for longer than ``patience``.
     """
     count = envs.num_envs
     left = [episodes // count] * count
@@ -116,6 +180,7 @@ def play(
     observation = envs.reset(seed)
     is_init = torch.ones(count, dtype=torch.bool, device="cpu")
     reward = torch.zeros(count, device="cpu")
+    waited = _Waited(patience)
     yield []
     while any(left):
         acted = seat.act(observation, is_init, reward, state)
@@ -132,6 +197,8 @@ def play(
                 left[env] -= 1
                 ended.append(Episode(float(total[env]), int(length[env])))
             total[env], length[env] = 0.0, 0
+        owed = [steps for steps, more in zip(length.tolist(), left, strict=True) if more]
+        waited.step(max(owed, default=0), ended=bool(ended))
         yield ended
 
 
@@ -298,7 +365,14 @@ def check_packages(file: Path) -> None:
             raise ConfigError(what, str(file), f"pip install '{package}'{other}")
 
 
-def film(player: Player, envs: Filmed, file: Path, seed: int, device: torch.device = CPU) -> Film:
+def film(
+    player: Player,
+    envs: Filmed,
+    file: Path,
+    seed: int,
+    device: torch.device = CPU,
+    patience: Patience = PATIENCE,
+) -> Film:
     """Play one episode, and write it, whole or not at all, into a file that :func:`check_file` accepts."""
     episodes: list[Episode] = []
     frames, gif = 0, file.suffix.lower() == ".gif"
@@ -306,7 +380,7 @@ def film(player: Player, envs: Filmed, file: Path, seed: int, device: torch.devi
     def write(beside: Path) -> None:
         nonlocal frames
         with closing(_writer(beside, envs.fps)) as writer:
-            for ended in play(player, envs, 1, seed, device):
+            for ended in play(player, envs, 1, seed, device, patience):
                 episodes.extend(ended)
                 if frames < MAX_FRAMES:
                     writer.append_data(_narrowed(envs.frame) if gif else envs.frame)

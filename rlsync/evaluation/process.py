@@ -9,8 +9,10 @@ import math
 import os
 import shutil
 import signal
+import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,10 +24,10 @@ from torch import Tensor
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line
 from rlsync.core.plan import POLICY
 from rlsync.core.whole_file import write_whole
-from rlsync.evaluation.play import Episode, Filmed, Score, at_once, film, filmed, play
+from rlsync.evaluation.play import PATIENCE, Episode, Filmed, Patience, Score, at_once, film, filmed, play
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import EVALUATOR
-from rlsync.transport.board.reader import BoardHandle
+from rlsync.transport.board.reader import BoardHandle, BoardReader
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.player import Player, check_fits
@@ -72,6 +74,20 @@ class EvaluationJob:
     kept: str = f"{POLICY}."  # the leaves that are kept begin with this, destination first; it is taken off
     filming: Filming | None = None
     run_id: str = ""  # of the version numbers, see rlsync.core.ledger.Ledger
+    patience: Patience = PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the process tells the learner, at most once each: that it plays, that it is done, or its error."""
+
+    what: str
+    where: str = ""
+    cure: str = ""
+
+
+#: The first step was made; and, after the learner has asked for the last evaluation, that one was written.
+PLAYS, DONE = Words("it plays"), Words("it is done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,37 +138,56 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
     return best
 
 
-def run_evaluator(job: EvaluationJob, last: Connection) -> None:
+def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
     """What the process runs: adopt, play, write, until the learner is gone; or, once it has said that this is
-    the ``last`` one, until the newest version is evaluated.
+    the last one, until the newest version is evaluated.
     """
     prepare_process()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the learner ends this process with it
     os.nice(_NICE)
     try:
-        adopter = adopting(job.board, EVALUATOR, job.player, job.adopt, job.device)
+        _evaluate(job, learner)
     except BoardClosed:
         return
+    except RlsyncError as error:
+        _leave(learner, Words(error.what, error.where, error.cure))
+        sys.exit(1)
+    except Exception as error:
+        _leave(learner, Words(f"{type(error).__name__}: {first_line(error)}"))
+        raise
+
+
+def _evaluate(job: EvaluationJob, learner: Connection) -> None:
+    adopter = adopting(job.board, EVALUATOR, job.player, job.adopt, job.device)
+    reader = adopter.reader
+    assert isinstance(reader, BoardReader), "an evaluation reads a board"
     envs = make_venv(job.env, at_once(job.episodes))
     check_fits(job.player, envs, str(job.env))
     # By the run before this one was resumed, too.
     kept = None if job.best is None else best_in(job.best, trusted=True)
     evaluated, highest = -job.every_versions, -math.inf if kept is None else kept.rank
+    patience = replace(job.patience, sign_of_life=reader.give_sign_of_life)
     films = None
     if job.filming is not None:
-        films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device)
-    while not adopter.reader.closed_by_learner:
-        ends = last.poll()
-        if adopter.reader.newest - evaluated < (1 if ends else job.every_versions):
+        films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device, patience)
+    plays = False
+    while not reader.closed_by_learner:
+        reader.give_sign_of_life()
+        ends = learner.poll()
+        if reader.newest - evaluated < (1 if ends else job.every_versions):
             if ends:
+                _leave(learner, DONE)
                 return
             time.sleep(_LOOK_EVERY_S)
             continue
         evaluated, started = adopter.adopt(), time.monotonic()
         played: list[Episode] = []
-        for ended in play(job.player, envs, job.episodes, job.seed, job.device):
+        for step, ended in enumerate(play(job.player, envs, job.episodes, job.seed, job.device, patience)):
+            if step and not plays:
+                plays = True
+                _leave(learner, PLAYS)
             played += ended
-            if adopter.reader.closed_by_learner:
+            if reader.closed_by_learner:
                 return
         seconds = round(time.monotonic() - started, 3)
         score = asdict(Score.of(played))
@@ -164,6 +199,11 @@ def run_evaluator(job: EvaluationJob, last: Connection) -> None:
         _write(job.file, result)
         if films is not None:
             films.evaluated(evaluated, best=best)
+
+
+def _leave(learner: Connection, words: Words) -> None:
+    with suppress(OSError):  # it has ended
+        learner.send(words)
 
 
 def _keep(job: EvaluationJob, result: Evaluated) -> None:
@@ -212,6 +252,7 @@ class EvaluationFilms:
     env: EnvSpec
     seed: int
     device: torch.device = CPU
+    patience: Patience = PATIENCE
 
     def __post_init__(self) -> None:
         self._stage: Filmed | None = None
@@ -230,7 +271,7 @@ class EvaluationFilms:
             file.parent.mkdir(parents=True, exist_ok=True)
             if self._stage is None:
                 self._stage = filmed(self.env, self.seed)
-            film(self.player, self._stage, file, self.seed, self.device)
+            film(self.player, self._stage, file, self.seed, self.device, self.patience)
             if due and shown is not None:
                 write_whole(shown, lambda beside: shutil.copyfile(file, beside))
         except (RlsyncError, OSError, RuntimeError, ValueError) as error:

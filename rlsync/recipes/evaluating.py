@@ -12,13 +12,13 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.evaluator import Evaluator, board_of
-from rlsync.evaluation.play import filmed
+from rlsync.evaluation.play import Patience, filmed
 from rlsync.evaluation.process import EvaluationJob, Filming, best_in
 from rlsync.recipes.checks import VIDEO_KEY
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
-from rlsync.recipes.settings import Config
+from rlsync.recipes.settings import Config, EvaluationConfig
 from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.recipes.trainer import policy_player, register_hooks
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
@@ -40,12 +40,16 @@ def register_with_evaluations(
     if evaluates:
         player = policy_player(run, acting, deterministic=True).player
         evaluator = make_evaluator(run, trainer.collector, player, learned)
-        evaluator.target, evaluator.stop = run.recipe.target_return, returns.stop
+        evaluator.target = run.recipe.target_return
+        evaluator.stop = returns.stop
         evaluator.register(trainer)
 
 
 def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
-    """The process that plays on the workers' board; a ConfigError without a board or a run folder."""
+    """The process that plays on the workers' board, once it has made its first step.
+
+    ConfigError: there is no board or no run folder. WorkerLost, AdoptionTimeout: the process did not start.
+    """
     board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
     folder, films = run.folder, evaluation.video_every
     if board is None or folder is None:
@@ -67,8 +71,16 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
         kept=f"{POLICY}.{learned}",
         filming=None if films is None else Filming(folder / VIDEOS, films, folder / BEST_VIDEO),
         run_id=endpoint_of(collector).publisher.ledger.run_id,
+        patience=patience_of(evaluation),
     )
-    return Evaluator(job)
+    settings = config.collector
+    return Evaluator(
+        job, start_timeout_s=settings.start_timeout_s, silent_timeout_s=settings.silent_timeout_s
+    )
+
+
+def patience_of(evaluation: EvaluationConfig) -> Patience:
+    return Patience(evaluation.give_up_after_steps, evaluation.give_up_after_s)
 
 
 def require_screen(config: Config) -> None:

@@ -123,6 +123,9 @@ class RunStatistics:
     run_id: str = _said("the run's id, as in its receipts; empty if it is not known")
     return_mean: float | None = _said("mean return of the newest finished episodes; null before the first")
     frames_by_worker: dict[str, int] | None = _said("environment steps of each worker in this life")  # noqa: RUF009
+    evaluations_ended: str | None = _said(
+        "why there are no evaluations any more; null: the evaluating process works, or none was asked for"
+    )
 
     def write(self, run: Path) -> None:
         text = json.dumps(asdict(self), indent=2) + "\n"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.extensions import BOARD, LOGGERS, TRANSPORTS
+from rlsync.evaluation.play import GIVE_UP_AFTER_S, GIVE_UP_AFTER_STEPS
 from rlsync.recipes import bounds
 from rlsync.recipes.env_settings import AtariConfig as AtariConfig
 from rlsync.recipes.env_settings import EnvConfig as EnvConfig
@@ -151,6 +152,11 @@ class EvaluationConfig:
     #: Every how many evaluations one is filmed, its first episode, as videos/version_NUMBER.gif; null: none.
     #: The best version so far is always filmed then, as best.gif. Needs rlsync[video].
     video_every: int | None = bounds.above_zero(None)
+    #: Steps after which an episode counts as one that never ends. Evaluations then end with an error, and so
+    #: does rlsync eval.
+    give_up_after_steps: int = bounds.above_zero(GIVE_UP_AFTER_STEPS)
+    #: Seconds in which no episode ends, after which the same is said. Default: half an hour.
+    give_up_after_s: float = bounds.above_zero(GIVE_UP_AFTER_S)
 
 
 @dataclass

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
+import gymnasium
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from rlsync.evaluation.play import Score, at_once, play
+from rlsync.core.errors import RlsyncError
+from rlsync.evaluation.play import Episode, Patience, Score, at_once, play
 from rlsync.recipes import parts
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
 from rlsync.recipes.settings import EnvConfig
@@ -35,6 +40,60 @@ def test_a_steady_version_ranks_above_a_lucky_one() -> None:
     lucky = Score(16, 475.0, 60.0, 300.0, 500.0, 475.0)
     assert steady.rank > lucky.rank
     assert Score(1, 475.0, 0.0, 475.0, 475.0, 475.0).rank == 475.0
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_return_that_is_not_a_number_makes_a_score_that_ranks_last(bad: float) -> None:
+    score = Score.of([Episode(20.0, 20), Episode(bad, 10)])
+    assert (score.episodes, score.length_mean, score.rank) == (2, 15.0, -math.inf)
+    assert math.isnan(score.return_mean)
+    assert str(score) == "no mean return: one is infinite or not a number  length 15.0"
+    assert math.isnan(Score.of([Episode(1e308, 1)] * 2).return_std), "their sum is infinite"
+
+
+class Still(gymnasium.Env[Any, Any]):
+    """Its first episode ends after three steps, and no other one does."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, ends: bool = False) -> None:
+        self._ends = ends
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return np.zeros(4, np.float32), 1.0, self._ends and self._steps == 3, False, {}
+
+
+gymnasium.register("Still-v0", Still)
+
+
+def played(episodes: int, patience: Patience, **options: Any) -> list[Episode]:
+    envs = make_venv(GymnasiumEnvs("Still-v0", options), episodes)
+    try:
+        return [each for ended in play(Recorder(), envs, episodes, 0, patience=patience) for each in ended]
+    finally:
+        envs.close()
+
+
+def test_an_episode_that_never_ends_is_given_up_after_so_many_steps_or_seconds() -> None:
+    for patience, after, limit in (
+        (Patience(steps=50), "50 steps", "steps=50"),
+        (Patience(seconds=1e-3), r"0\.001 s and \d+ steps", "s=0.001"),
+    ):
+        with pytest.raises(RlsyncError, match=f"^an episode has not ended after {after}\n") as error:
+            played(2, patience)
+        assert error.value.where == f"recipe.evaluation.give_up_after_{limit}"
+        assert "env.kwargs.max_episode_steps" in error.value.cure
+    assert [episode.length for episode in played(2, Patience(steps=50), max_episode_steps=49)] == [49, 49]
+
+
+def test_what_goes_on_after_the_episodes_that_count_is_no_endless_episode() -> None:
+    assert played(1, Patience(steps=4), ends=True) == [Episode(3.0, 3)]
 
 
 class Recorder(Player):

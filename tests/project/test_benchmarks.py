@@ -69,7 +69,8 @@ def main():
         assert {{life.pid_of("sampler", chance) for _ in range(50)}} == samplers
         (evaluator,) = {{life.pid_of("evaluator", chance) for _ in range(50)}}
         os.kill(evaluator, signal.SIGKILL)
-        assert kills.until(lambda: "the evaluator killed by SIGKILL" in life.output()), life.output()
+        told = f"the evaluator (pid {{evaluator}}) killed by SIGKILL"
+        assert kills.until(lambda: told in life.output()), life.output()
     finally:
         life.destroy()
 

@@ -22,6 +22,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, VerifySync
 from rlsync.core.plan import Receipt
+from rlsync.evaluation.evaluator import evaluations_ended
 from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.run_files import RunStatistics
 from rlsync.torchrl_plugin.compat.collectors import around_arrivals
@@ -228,6 +229,7 @@ class StatisticsHook(RegistersItself, InSummary):
             run_id=self.sync.ledger.run_id,
             return_mean=next((mean for mean in means if not math.isnan(mean)), None),
             frames_by_worker={str(worker): self._made[worker] for worker in sorted(self._made)},
+            evaluations_ended=None if self._trainer is None else evaluations_ended(self._trainer),
         )
 
     def write(self) -> None:

@@ -79,7 +79,7 @@ class BoardReader(Subscriber):
         self._words[self._line + fmt.READER_ADOPTED] = 0
         for kind in Note:
             self._words[fmt.note_bytes(self.reader, kind)] = 0
-        self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+        self.give_sign_of_life()
         self._words[self._line + fmt.READER_PID] = os.getpid()
 
     @property
@@ -107,8 +107,12 @@ class BoardReader(Subscriber):
     def learner_died(self) -> bool:
         return not self._words[fmt.CLOSED] and not self._file.is_locked(fmt.WRITER_LOCK)
 
-    def adopt(self) -> int:
+    def give_sign_of_life(self) -> None:
+        """Tell who watches that this process does not hang; :meth:`adopt` does so, too."""
         self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+
+    def adopt(self) -> int:
+        self.give_sign_of_life()
         while (head := self._words[fmt.HEAD]) != self._head:
             version, slot = fmt.unpack_head(head)
             if self._lease_slot(version, slot):
