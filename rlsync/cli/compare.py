@@ -8,15 +8,18 @@ from pathlib import Path
 
 from rlsync.cli.main import EXIT_FAILED, parser_of
 from rlsync.cli.run_folder import tell_without_end
-from rlsync.core.schedule import Life, compared, lives_in
+from rlsync.core.schedule import Life, lives_in, runs_compared
 from rlsync.recipes.run_files import SCHEDULE
 
 _EXAMPLES = """examples:
   rlsync compare runs/a runs/b
   rlsync compare runs/a runs/a/rerun-1 --json
 
-exit status: 0 all versions that both have digests of are equal, 1 one differs or there is none, 2 a schedule
-cannot be read or a wrong command line
+Versions are compared that were published after as many optimizer steps, also where a resumed run gave them
+other numbers.
+
+exit status: 0 all digests of both are equal, 1 one differs, or a run has some for which the other has none,
+2 a schedule cannot be read or a wrong command line
 """
 
 
@@ -27,16 +30,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("other", type=Path, help="another one's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given = parser.parse_args(arguments)
-    found = compared(_whole(given.one), _whole(given.other))
+    found = runs_compared(_lives(given.one), _lives(given.other))
     print(json.dumps(asdict(found)) if given.json else found)
-    return EXIT_FAILED if found.unequal or not found.equal else 0
+    return EXIT_FAILED if found.unequal or not found.equal or any(found.alone) else 0
 
 
-def _whole(run: Path) -> Life:
-    """All lives of a run as one: version numbers never come twice."""
-    whole, *later = lives = lives_in(run / SCHEDULE)
+def _lives(run: Path) -> list[Life]:
+    lives = lives_in(run / SCHEDULE)
     tell_without_end(run, lives[-1])
-    for life in later:
-        whole.events += life.events
-        whole.digests |= life.digests
-    return whole
+    return lives

@@ -275,6 +275,8 @@ class Comparison:
     unequal: int = 0  #: the first version whose digests differ; 0 if there is none
     leaves: tuple[str, ...] = ()  #: the leaves that differ in it
     window: str = ""  #: what happened between the last equal and the first unequal version, in words
+    others: int = 0  #: the number that the unequal version has in the other run; a resumed run has other ones
+    alone: tuple[int, int] = (0, 0)  #: digests of each run for which the other has none
 
     def after(self, before: Comparison | None) -> Comparison:
         """This one and that of the lives before, all of whose digests are equal, as one."""
@@ -285,25 +287,66 @@ class Comparison:
     def __str__(self) -> str:
         if not self.equal and not self.unequal:
             return "no version has digests in both; sync.digest_every=1 gives each version one"
+        equal = f"{self.equal} digests of {self.equal}"
+        if not self.unequal and any(self.alone):
+            one, other = self.alone
+            return (
+                f"equal up to version {self.last_equal}, where both runs have digests: {equal}\n"
+                f"not compared: {one} digests of the first run and {other} of the second. "
+                "The other run has none after as many optimizer steps"
+            )
         if not self.unequal:
-            return f"equal up to version {self.last_equal}: {self.equal} digests of {self.equal}"
+            return f"equal up to version {self.last_equal}: {equal}"
         leaves = ", ".join(self.leaves[:8]) + (", ..." if len(self.leaves) > 8 else "")
         before = f"equal up to version {self.last_equal}" if self.last_equal else "no version before is equal"
+        others = f" ({self.others} in the second run)" if self.others not in (0, self.unequal) else ""
         return (
-            f"unequal at version {self.unequal}: {len(self.leaves)} leaves: {leaves}\n"
+            f"unequal at version {self.unequal}{others}: {len(self.leaves)} leaves: {leaves}\n"
             f"{before}; since then {self.window}"
         )
 
 
 def compared(one: Life, other: Life) -> Comparison:
     """Compare the digests of the versions that both lives have."""
+    return _compared(one, other, {version: version for version in one.digests.keys() & other.digests.keys()})
+
+
+def runs_compared(one: Sequence[Life], other: Sequence[Life]) -> Comparison:
+    """Compare the digests of two runs, each with all its lives, after as many optimizer steps. A resumed run
+    has other version numbers than one that was not interrupted. Of a step made twice the last time counts.
+    """
+    ours, theirs = _as_one(one), _as_one(other)
+    after, afters = _newest_after(ours), _newest_after(theirs)
+    both = sorted(after.keys() & afters.keys())
+    found = _compared(ours, theirs, {after[steps]: afters[steps] for steps in both})
+    return replace(found, alone=(len(after) - len(both), len(afters) - len(both)))
+
+
+def _as_one(lives: Sequence[Life]) -> Life:
+    """A run as one life: version numbers never come twice."""
+    whole = Life(lives[0].facts)
+    for life in lives:
+        whole.events += life.events
+        whole.digests |= life.digests
+        whole.notes += life.notes
+    return whole
+
+
+def _newest_after(life: Life) -> dict[int, int]:
+    """The newest version with digests that was published after so many optimizer steps, by their number."""
+    steps = {publish.version: publish.optim_steps for publish in life.publishes}
+    return {steps[version]: version for version in sorted(life.digests) if life.digests[version]}
+
+
+def _compared(one: Life, other: Life, pairs: Mapping[int, int]) -> Comparison:
+    """Compare the digests of a version of one life with those of a version of the other."""
     equal = last = 0
-    for version in sorted(one.digests.keys() & other.digests.keys()):
-        ours, theirs = one.digests[version], other.digests[version]
+    for version in sorted(pairs):
+        ours, theirs = one.digests[version], other.digests[pairs[version]]
         differ = tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
         if differ:
             told = window(one, last, version) + _other_ways(one, other)
-            return Comparison(equal, last, version, differ, told)
+            return Comparison(equal, last, version, differ, told, pairs[version])
         if ours:  # of nothing, nothing can be said
             equal, last = equal + 1, version
     return Comparison(equal, last)

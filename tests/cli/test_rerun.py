@@ -276,6 +276,43 @@ def test_two_runs_are_compared_and_the_first_difference_named(tmp_path: Path, ca
     assert json.loads(capsys.readouterr().out)["leaves"] == ["policy.a"]
 
 
+def test_a_run_and_its_killed_and_resumed_twin_are_compared_to_the_end(tmp_path: Path, capsys) -> None:
+    def lives(name: str, *each: tuple[tuple[int, int, int], ...]) -> str:
+        """The folder of a run whose lives published (version, optimizer steps, digest)."""
+        (tmp_path / name).mkdir()
+        for published in each:
+            writer = ScheduleWriter(tmp_path / name / SCHEDULE, {})
+            writer.rollout(0, 0, 0, 1)
+            for version, steps, digest in published:
+                writer.publish(version, steps)
+                writer.digests(version, {"policy.a": digest})
+            writer.note("end", version=version)
+            writer.close()
+        return str(tmp_path / name)
+
+    whole = lives("whole", ((1, 0, 10), (2, 1, 11), (3, 2, 12), (4, 3, 13)))
+    # Killed after a step that its checkpoint did not have, and that it made once more.
+    twin = lives("twin", ((1, 0, 10), (2, 1, 11), (3, 2, 99)), ((1001, 1, 11), (1002, 2, 12), (1003, 3, 13)))
+    assert main(["compare", whole, twin]) == 0
+    assert capsys.readouterr().out == "equal up to version 4: 4 digests of 4\n"
+
+    other = lives("other", ((1, 0, 10), (2, 1, 11)), ((1001, 1, 11), (1002, 2, 7), (1003, 3, 8)))
+    assert main(["compare", whole, other]) == 1
+    assert capsys.readouterr().out.startswith(
+        "unequal at version 3 (1002 in the second run): 1 leaves: policy.a"
+    )
+
+    shorter = lives("shorter", ((1, 0, 10), (2, 1, 11)), ((1001, 1, 11), (1002, 4, 14)))
+    assert main(["compare", whole, shorter]) == 1, "nothing is known of the rest"
+    assert capsys.readouterr().out.splitlines() == [
+        "equal up to version 2, where both runs have digests: 2 digests of 2",
+        "not compared: 2 digests of the first run and 1 of the second. The other run has none after as many "
+        "optimizer steps",
+    ]
+    assert main(["compare", whole, shorter, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["alone"] == [2, 1]
+
+
 def test_a_schedule_without_an_end_is_told(tmp_path: Path, capsys) -> None:
     cut = recorded(tmp_path / "cut", impala())
     whole = recorded(tmp_path / "whole", impala(), end=True)
