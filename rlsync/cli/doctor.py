@@ -211,7 +211,7 @@ def _judge(found: Examination, arrival: Arrival) -> tuple[Grade, str, str]:
         case Outcome.SILENT:
             return "fail", "does not answer", users_trainer.HANGS
         case Outcome.UNREAD:
-            cure = "rlsync.VerifySync(sync).register(trainer) compares digests during training"
+            cure = "rlsync.VerifySync(sync).register(trainer) compares weights and outputs during training"
             return "warn", "cannot be read", cure
 
 

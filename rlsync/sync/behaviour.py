@@ -1,9 +1,9 @@
 """Proof of behaviour: what acts computes what the learner's module computes with the published weights.
 
 The learner calls the source's parts on the inputs of a worker's :class:`rlsync.sync.sample.Sample`, with the
-image of the version that acted and with that of the version before, each part in the mode in which it acts
-in the worker. If both give what the worker's part gave, the comparison has no power. Where no transport keeps
-the version before, the weights of now take its place.
+image of the version that acted and with that of the version before. Each part is in the mode in which it acts
+in the worker, and remembers what it remembers there. If both give what the worker's part gave, the comparison
+has no power. Where no transport keeps the version before, the weights of now take its place.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
     part = _part(route, call)
     assert part is not None
     below = str(_below(call, route.prefix))
-    published, other = (_weights(sample, route, leaves, below) for leaves in images)
+    published, other = (_weights(sample, route, part, leaves, below) for leaves in images)
     device = next((tensor.device for tensor in route.tensors()), torch.device("cpu"))
     acted = _flat(sample.get(call.outs, device))
     name = f"{type(part).__name__} {below}".strip()
@@ -130,6 +130,9 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
     moves = any(_apart(acted[key], with_other[key]) > allowed for key in fixed)
     if apart[worst] <= allowed:
         return _Verdict(moves=moves)
+    again, _ = _outputs(sample, call, part, published, device)
+    if any(_apart(again[key], with_published[key]) > allowed for key in fixed):
+        return _Verdict(why=f"{name} remembers its calls in an object that cannot be sent")
     return _Verdict(
         f"{name} gives {worst or 'an output'} that is {apart[worst]:.2g} apart from what the learner's "
         f"module computes with version {sample.version}",
@@ -137,17 +140,23 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
     )
 
 
-def _weights(sample: Sample, route: BoundRoute, image: Image, below: str) -> dict[str, Tensor]:
-    """A part of the source's leaves as they are in an image, or where it lacks them, as they are now."""
+def _weights(
+    sample: Sample, route: BoundRoute, part: nn.Module, image: Image, below: str
+) -> dict[str, Tensor]:
+    """A part of the source's leaves as they are in an image, or where it lacks them, as they are now. Tied
+    leaves of several modules are all among them, those of one module that has several names once.
+    """
     stem = f"{route.prefix}." if route.prefix else ""
     sent = {one.leaf.name: one.key for one in route.sent}
     kept = sample.held.get(route.destination, {})
     weights: dict[str, Tensor] = {}
     dotted = f"{below}." if below else ""
+    again = _met_again(part)
     for leaf in route.leaves.leaves:
-        if leaf.kind == "extra_state" or not leaf.name.startswith(dotted):
+        name = leaf.name.removeprefix(dotted)
+        if leaf.kind == "extra_state" or not leaf.name.startswith(dotted) or name.startswith(again):
             continue
-        live, name = leaf.read().detach(), leaf.name.removeprefix(dotted)
+        live = leaf.read().detach()
         key = sent.get(leaf.name)
         there = stem + leaf.name if key is None else key[1]
         weight = live
@@ -157,6 +166,17 @@ def _weights(sample: Sample, route: BoundRoute, image: Image, below: str) -> dic
             weight = image[key]
         weights[name] = weight.to(live.device, live.dtype)
     return weights
+
+
+def _met_again(part: nn.Module) -> tuple[str, ...]:
+    """How the names of leaves begin that belong to a module which has another name already."""
+    prefixes: list[str] = []
+    met: set[nn.Module] = set()
+    for path, inner in part.named_modules(remove_duplicate=False):
+        if inner in met:
+            prefixes.append(f"{path}.")
+        met.add(inner)
+    return tuple(prefixes)
 
 
 def _outputs(
@@ -172,23 +192,30 @@ def _outputs(
     held = [value for module in part.modules() for value in vars(module).values()]
     generators = [torch.default_generator, *torch.cuda.default_generators]
     generators += [value for value in held if isinstance(value, torch.Generator)]
-    with undisturbed(part), _in_modes(part, sample, call), torch.no_grad():
+    with undisturbed(part), _as_in_the_worker(part, sample, call, device), torch.no_grad():
         before = [generator.get_state() for generator in generators]
-        outs = functional_call(part, own, args, strict=False)
+        outs = functional_call(part, own, args, tie_weights=False, strict=False)
         after = [generator.get_state() for generator in generators]
         return _flat(selected(part, outs, "out_keys")), not all(map(torch.equal, before, after))
 
 
 @contextmanager
-def _in_modes(part: nn.Module, sample: Sample, call: PartCall) -> Iterator[None]:
-    """Inside, a part and those in it are in training mode where the worker's are; others keep their modes."""
-    acting = sample.modes.get(call.destination, {})
+def _as_in_the_worker(
+    part: nn.Module, sample: Sample, call: PartCall, device: torch.device
+) -> Iterator[None]:
+    """Inside, a part and those in it have the modes of the worker's, and remember what these remember."""
+    modes, memory = sample.modes.get(call.destination, {}), sample.memory.get(call.destination, {})
     before = {inner: inner.training for inner in part.modules()}
     try:
         for name, inner in part.named_modules():
             path = f"{call.module}.{name}".strip(".")
             # Not by train(): modules may do more in it, such as merge adapters.
-            inner.training = acting.get(path, inner.training)
+            inner.training = modes.get(path, inner.training)
+            for attribute, stored in memory.get(path, {}).items():
+                if stored is None:
+                    vars(inner).pop(attribute, None)
+                else:
+                    vars(inner)[attribute] = sample.get(stored, device)
         yield
     finally:
         for inner, mode in before.items():

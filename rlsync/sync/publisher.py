@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -57,7 +58,9 @@ class Publish:
         """
         publisher = self._publisher
         if publisher.compares and sources is not None:
+            began = time.perf_counter()
             self._sources = sources()
+            publisher.comparing_s += time.perf_counter() - began
         if self._besides:
             leaves = {**leaves, **self._besides}
         _refuse_without_memory(leaves)
@@ -113,6 +116,7 @@ class Publisher:
         self.verified = False  #: whether a Verification asks the workers
         self.compares = False  #: whether it compares outputs: with what the sources held at each publish
         self.sources: Mapping[Key, Tensor] = {}  #: copied then, of the newest visible version
+        self.comparing_s = 0.0  #: what the learner has spent on the present comparison
         self.ranks: Ranks | None = None  #: the learner's other ranks, once a sharded leaf was met
         self.underway: Publish | None = None  #: filled, and visible when it is joined
         self.leaves_at = leaves_at

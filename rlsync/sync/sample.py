@@ -8,8 +8,9 @@ that no version brings.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsync.sync.acts import undisturbed
+from rlsync.sync.held import OF_EVERY_MODULE
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaves, is_tensordict, is_tensordict_params, unwrap
@@ -67,14 +69,19 @@ class Sample:
     asked: int
     version: int
     why_not: str = ""
+    spent_s: float = 0.0  #: what the call and its record took
     calls: list[PartCall] = field(default_factory=list)
     held: dict[str, dict[str, int]] = field(default_factory=dict)  #: leaves that no version brings
     modes: dict[str, dict[str, bool]] = field(default_factory=dict)  #: which parts were in training mode
+    #: By destination, part and name: attributes that the call changed, as they were before; None: not there.
+    memory: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def put(self, value: object) -> Any:
-        """Store what a part was given or returned; TypeError if it holds anything but tensors and numbers."""
+        """Store what a part was given, returned or keeps; TypeError if it holds anything but tensors, numbers
+        and texts.
+        """
         if value is None or isinstance(value, bool | int | float | str):
             return {"is": value}
         if isinstance(value, Tensor):
@@ -87,8 +94,12 @@ class Sample:
         if is_tensordict(value):
             items = [(key, item) for key, item in value.items(True, True) if isinstance(item, Tensor)]
             return {"batch": list(value.batch_size), "items": [[key, self.put(item)] for key, item in items]}
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple):
             return [self.put(item) for item in value]
+        if isinstance(value, list):
+            return {"list": [self.put(item) for item in value]}
+        if isinstance(value, dict):
+            return {"dict": [[self.put(key), self.put(item)] for key, item in value.items()]}
         raise TypeError(type(value).__name__)
 
     def get(
@@ -101,6 +112,10 @@ class Sample:
                 return tensor.to(device, (cast or {}).get(tensor.dtype, tensor.dtype), copy=True)
             case list():
                 return tuple(self.get(item, device, cast) for item in stored)
+            case {"list": items}:
+                return [self.get(item, device, cast) for item in items]
+            case {"dict": items}:
+                return {self.get(key, device): self.get(item, device, cast) for key, item in items}
             case {"is": value}:
                 return value
         from tensordict import TensorDict
@@ -116,19 +131,26 @@ class Sample:
             outer = self._of_outer_calls()
             if len(outer.calls) < len(self.calls):
                 return outer.to_bytes()
-            return Sample(self.asked, self.version, "inputs and outputs are larger than a note").to_bytes()
+            why_not = "inputs and outputs are larger than a note"
+            return Sample(self.asked, self.version, why_not, self.spent_s).to_bytes()
         bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
         head: dict[str, Any] = {"asked": self.asked, "version": self.version, "why_not": self.why_not}
-        head |= {"held": self.held, "modes": self.modes}
+        head |= {"spent_s": self.spent_s, "held": self.held, "modes": self.modes, "memory": self.memory}
         head["calls"] = [[c.destination, c.module, c.args, c.outs] for c in self.calls]
         head["tensors"] = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
         return b"\n".join([json.dumps(head).encode(), b"".join(bodies)])
 
     def _of_outer_calls(self) -> Sample:
         """Calls inside others are compared only where the outer ones draw random numbers."""
-        made, cpu = Sample(self.asked, self.version, modes=self.modes), torch.device("cpu")
+        made = Sample(self.asked, self.version, spent_s=self.spent_s, modes=self.modes)
+        cpu = torch.device("cpu")
         for destination, held in self.held.items():
             made.held[destination] = {name: made.put(self.tensors[number]) for name, number in held.items()}
+        for destination, parts in self.memory.items():
+            for path, attributes in parts.items():
+                of_part = made.memory.setdefault(destination, {}).setdefault(path, {})
+                for name, stored in attributes.items():
+                    of_part[name] = None if stored is None else made.put(self.get(stored, cpu))
         for call in outermost(self.calls):
             args, outs = (made.put(self.get(value, cpu)) for value in (call.args, call.outs))
             made.calls.append(PartCall(call.destination, call.module, args, outs))
@@ -138,9 +160,9 @@ class Sample:
     def from_bytes(cls, data: bytes) -> Sample:
         head, _, body = data.partition(b"\n")
         made = json.loads(head)
-        sample = cls(made["asked"], made["version"], made["why_not"])
+        sample = cls(made["asked"], made["version"], made["why_not"], made["spent_s"])
         sample.calls = [PartCall(*call) for call in made["calls"]]
-        sample.held, sample.modes = made["held"], made["modes"]
+        sample.held, sample.modes, sample.memory = made["held"], made["modes"], made["memory"]
         at = 0
         for dtype, shape in made["tensors"]:
             empty = torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
@@ -167,7 +189,10 @@ def sampling(
     def take() -> None:
         nonlocal taken
         taken = True
-        subscriber.leave_note(sample_of(shadow, asked, version, arrive).to_bytes(), Note.SAMPLE)
+        began = time.perf_counter()
+        sample = sample_of(shadow, asked, version, arrive)
+        sample.spent_s = time.perf_counter() - began
+        subscriber.leave_note(sample.to_bytes(), Note.SAMPLE)
 
     def look() -> None:
         nonlocal before
@@ -194,7 +219,10 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
             sample.held[destination] = {leaf.name: sample.put(leaf.read()) for leaf in kept}
             parts = unwrap(module, destination).named_modules()
             sample.modes[destination] = {name: part.training for name, part in parts}
-        with _recording(sample, {} if shadow.compiled else shadow.modules):
+        with (
+            _remembering(sample, shadow.modules),
+            _recording(sample, {} if shadow.compiled else shadow.modules),
+        ):
             acted = shadow.call()
         policy = unwrap(shadow.policy, "policy")
         for destination, module in shadow.modules.items():
@@ -204,6 +232,32 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
                 args, outs = selected(policy, acted[0], "in_keys"), selected(policy, acted[1], "out_keys")
                 sample.calls.append(PartCall(destination, "", [sample.put(args)], sample.put(outs)))
     return sample
+
+
+@contextmanager
+def _remembering(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put the attributes that the block changes into a sample, as they were before: what modules remember."""
+    both = Sample(sample.asked, sample.version)  # equal values have equal numbers in it
+    before = {destination: _attributes(both, module, destination) for destination, module in modules.items()}
+    yield
+    cpu = torch.device("cpu")
+    for destination, module in modules.items():
+        for (path, name), after in _attributes(both, module, destination).items():
+            stored = before[destination].get((path, name))
+            if stored != after:
+                value = None if stored is None else sample.put(both.get(stored, cpu))
+                sample.memory.setdefault(destination, {}).setdefault(path, {})[name] = value
+
+
+def _attributes(sample: Sample, module: nn.Module, where: str) -> dict[tuple[str, str], Any]:
+    """The attributes of a module's parts that a sample can store, by part and name."""
+    stored = {}
+    for path, part in unwrap(module, where).named_modules():
+        for name, value in vars(part).items():
+            if name not in OF_EVERY_MODULE and name != "training":
+                with suppress(TypeError):
+                    stored[path, name] = sample.put(value)
+    return stored
 
 
 @contextmanager

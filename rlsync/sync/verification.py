@@ -8,9 +8,10 @@ rollout, if it adopted them for it, and the digests of its parameters after it.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from torch import Tensor
 
@@ -41,6 +42,7 @@ class WorkerAnswer:
     kept: dict[str, int]  #: digests of the parameters, taken after the rollout
     #: Digests of buffers and extra state, taken before the rollout; empty if the worker did not adopt for it.
     arrived: dict[str, int]
+    spent_s: float  #: what the digests took
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -79,6 +81,8 @@ class Found:
     deviations: tuple[Deviation, ...] = ()
     #: How the outputs of each worker that sent some compare with the learner's, if that was asked.
     behaviour: tuple[Judgement, ...] = ()
+    #: What the question has cost, if outputs were compared: the learner's time, and the slowest worker's.
+    comparing_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class Verification:
             cure = "register one VerifySync for each SyncWeights"
             raise ConfigError(what, "a second verification of one collector", cure)
         publisher.verified = True
-        publisher.seen.append(self._remember)
+        publisher.seen.append(self._see)
         self._question = 0
         self._open = False
         self._published: dict[int, dict[str, Prints]] = {}
@@ -136,6 +140,17 @@ class Verification:
         self._judge: Judge | None = None
         self._images: dict[int, Image] = {}  #: by version, in order; 0 is the one before the question
         self._judged: dict[int, Judgement] = {}
+        self._spent_s: dict[int, float] = {}  #: of each worker that has answered
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count the time that the block takes, if outputs are compared."""
+        began, compares = time.perf_counter(), self.publisher.compares
+        try:
+            yield
+        finally:
+            if compares:
+                self.publisher.comparing_s += time.perf_counter() - began
 
     def watch(self) -> None:
         """From the next publish on, copy what its sources hold: what a policy computed is compared with them,
@@ -143,6 +158,7 @@ class Verification:
         """
         if self._watched_at is None:
             self._watched_at, self.publisher.compares = self.publisher.version, True
+            self.publisher.comparing_s = 0.0
 
     @property
     def watched(self) -> bool:
@@ -156,13 +172,18 @@ class Verification:
         """Ask every worker anew. ``judge`` compares what its policy computed with what the sources held at
         the publish, or without :meth:`watch`, with what was published. Returns the lowest version wanted.
         """
-        publisher = self.publisher
-        publisher.join()
-        self._published, self._open = {}, True
-        self._judge, self._images, self._judged = judge, {}, {}
-        newest, before = publisher.transport.newest_leaves(), publisher.transport.leaves_before()
+        self.publisher.join()
+        self._judge, self._open = judge, True
+        self._published, self._images, self._judged, self._spent_s = {}, {}, {}, {}
         if judge is not None:
-            self._watched_at, publisher.compares = None, True
+            self._watched_at, self.publisher.compares = None, True
+        with self._counted():
+            return self._ask()
+
+    def _ask(self) -> int:
+        publisher = self.publisher
+        newest, before = publisher.transport.newest_leaves(), publisher.transport.leaves_before()
+        if self._judge is not None:
             self._images[0] = {} if before is None else _copied(*before)
         if newest is not None:
             self._remember(publisher.transport.newest_stamp.version, *newest)
@@ -172,6 +193,15 @@ class Verification:
         return lowest
 
     def hear(self) -> Found:
+        with self._counted():
+            found = self._hear()
+        if not self._open:
+            self._images = {}
+            self.publisher.compares = self._watched_at is not None
+        comparing_s = self.publisher.comparing_s + max(self._spent_s.values(), default=0.0)
+        return replace(found, comparing_s=comparing_s if found.behaviour else 0.0)
+
+    def _hear(self) -> Found:
         transport = self.publisher.transport
         answered = whole = 0
         waiting: list[str] = []
@@ -185,14 +215,13 @@ class Verification:
                 continue
             answered += 1
             whole += bool(answer.arrived)
+            self._spent_s.setdefault(worker, answer.spent_s)
             who = f"{self.called(worker)} (pid {status.pid if status else 'unknown'})"
-            wrong += _deviations(self._published[answer.version], answer, who)
+            others = _deviations(self._published[answer.version], answer, who)
             judged = self._judgement(worker)
-            wrong += [Deviation(what, who, OUTPUTS_CURE) for what in judged.wrong]
+            # With other weights, other outputs are no news.
+            wrong += others or [Deviation(what, who, OUTPUTS_CURE) for what in judged.wrong]
         self._open = self._open and bool(waiting)
-        if not self._open:
-            self._images = {}
-            self.publisher.compares = self._watched_at is not None
         behaviour = tuple(self._judged.values())
         return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong), behaviour)
 
@@ -201,6 +230,8 @@ class Verification:
         if self._judge is not None and worker not in self._judged:
             note = self.publisher.transport.note(worker, Note.SAMPLE)
             sample = None if note is None else Sample.from_bytes(note)
+            if sample is not None:
+                self._spent_s[worker] += sample.spent_s
             judged = Judgement(uncompared=("no sample of a version whose image was kept",))
             if sample is not None and sample.asked == self._question and sample.version in self._images:
                 before = max(version for version in self._images if version < sample.version)
@@ -214,6 +245,10 @@ class Verification:
         if answer is None or answer.asked != self._question or answer.version not in self._published:
             return None
         return answer
+
+    def _see(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
+        with self._counted():
+            self._remember(version, layout, tensors)
 
     def _remember(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
         """Digest the newest version: the transport's copy, or what was given where it keeps none."""
@@ -267,12 +302,17 @@ class Answers:
         if asked in (0, self.answered):
             yield
             return
+        began = time.perf_counter()
         arrived = self.digests(False) if fresh else {}
+        spent_s = time.perf_counter() - began
         with ExitStack() as stack:
             if self.shadow is not None:
                 stack.enter_context(sampling(self.shadow(), asked, version, self.arrive, self.subscriber))
             yield
-        answer = WorkerAnswer(asked, version, self.digests(True), arrived)
+        began = time.perf_counter()
+        kept = self.digests(True)
+        spent_s += time.perf_counter() - began
+        answer = WorkerAnswer(asked, version, kept, arrived, spent_s)
         self.subscriber.leave_note(answer.to_json(), Note.ANSWER)
         self.answered = asked
 

@@ -164,12 +164,22 @@ def acting_in(
     if isinstance(call, str) or policy is None:
         return Acting(unknown=dict.fromkeys(modules, call if isinstance(call, str) else _NO_MODULE))
 
-    def outputs(plain: bool) -> Sequence[Tensor]:
-        given, output = call((lambda first: first) if plain else in_mid_episode)
+    def outputs(plain: bool, *, explores: bool = False) -> Sequence[Tensor]:
+        given, output = call((lambda first: first) if plain else in_mid_episode, explores=explores)
         before, after = dict(given.items(True, True)), output.items(True, True)
         return [value for key, value in after if isinstance(value, Tensor) and value is not before.get(key)]
 
-    return examined(modules, outputs, alias=alias, within=policy)
+    acting = examined(modules, outputs, alias=alias, within=policy)
+    if not acting.idle:
+        return acting
+    # Weights that act in exploration alone, such as the sigmas of a NoisyLinear.
+    doubted = {name: modules[name] for name in acting.idle}
+    exploring = examined(doubted, partial(outputs, explores=True), alias=alias, within=policy)
+    idle = {
+        name: [leaf for leaf in leaves if name in exploring.unknown or exploring.is_idle(name, leaf)]
+        for name, leaves in acting.idle.items()
+    }
+    return replace(acting, idle={name: leaves for name, leaves in idle.items() if leaves})
 
 
 def shadow_of(collector: Collector, call: PolicyCall | str, places: Mapping[str, object]) -> Shadow:

@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import nn
 from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.modules import NoisyLinear
 
 from rlsync import BoardScheme, DoesNotAct, DropoutDiffers, IdleLeaves, Source, SyncWeights
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer, ours
-from tests.tools.parts import make_collector, make_policy, make_ppo_loss, make_workers
+from tests.tools.parts import (
+    OBSERVATIONS,
+    make_collector,
+    make_policy,
+    make_ppo_loss,
+    make_workers,
+)
 from tests.tools.parts.acting import Functional, Scaled, Spare, Twin
 from tests.tools.running import in_three_lines, running
 
@@ -83,6 +90,16 @@ def test_single_leaves_that_do_not_act_are_a_warning_unless_they_are_declared() 
         assert [row.note for row in plan.rows if "spare" in row.destination] == [
             "arrives, and does not act, as declared"
         ] * 2
+
+
+def test_weights_that_act_in_exploration_alone_are_not_idle() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(NoisyLinear(OBSERVATIONS, OBSERVATIONS), Spare())
+
+    with running(make_collector(actor_of(make()))) as collector:
+        with pytest.warns(IdleLeaves, match="spare.weight"):
+            plan = SyncWeights(ACTOR, trainer=make_trainer(collector, trained(make()))).plan
+    assert not any("sigma" in row.destination for row in plan.rows if row.idle)
 
 
 def test_a_policy_to_which_nothing_is_sent_is_not_called() -> None:

@@ -385,7 +385,7 @@ def test_an_in_process_collector_is_compared_with_what_it_was_given() -> None:
 def test_a_question_that_all_have_answered_is_counted_once() -> None:
     actor = make_counted_policy()
     trainer = make_trained(make_collector(copy.deepcopy(actor)), actor, batches=7)
-    _, verify = watch(trainer, when=Every(3, "batches"))
+    _, verify = watch(trainer, when=Every(3, "batches"), behaviour=None)
     trainer.train()
     assert verify.checks == 1, "asked after batch 3, of which batch 5 answers, and after batch 6"
 

@@ -1,9 +1,10 @@
-"""VerifySync(behaviour=...): what acts computes what the learner's module computes with that version."""
+"""VerifySync: what acts computes what the learner's module computes with that version."""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -75,6 +76,39 @@ class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.net(x)
         return y + torch.rand(y.shape, generator=self.generator)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and one layer with two names."""
+
+    def __init__(self, by: float = 1.0) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, ACTIONS)
+        self.two.weight = self.one.weight
+        self.again, self.by = self.one, by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.by * self.head(torch.tanh(self.again(self.two(torch.tanh(self.one(x))))))
+
+
+class Remembering(nn.Module):
+    """Adds what it saw before, which it keeps in an attribute: a tensor, a list, a dict or an object."""
+
+    def __init__(self, memory: object, by: float = 1.0) -> None:
+        super().__init__()
+        self.net, self.memory, self.by = make_mlp(ACTIONS), memory, by
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.by * self.net(x)
+        match self.memory:
+            case list() | deque():
+                self.memory.append(y.detach().sum())
+                return y + sum(self.memory)
+            case dict():
+                self.memory["last"] = y.detach().sum() + self.memory.get("last", 0.0)
+                return y + self.memory["last"]
+        self.memory = y.detach().sum() + (0.0 if self.memory is None else self.memory)
+        return y + self.memory
 
 
 def verified(
@@ -265,6 +299,44 @@ def test_what_draws_random_numbers_is_no_alarm_and_the_parts_inside_it_are_compa
             trainer.train()
 
 
+def test_tied_weights_are_compared_and_the_learner_keeps_its_own() -> None:
+    with running(make_collector(actor_of(Tied()))) as collector:
+        trainer, hook = verified(collector, Tied(), batches=6)
+        held = list(trainer.loss_module.actor_network.parameters())
+        trainer.train()
+    assert (hook.deviations, hook.uncompared) == ([], ())
+    assert hook.behaviour_held is not None
+    now = trainer.loss_module.actor_network.parameters()
+    assert all(one is other for one, other in zip(held, now, strict=True))
+    with running(make_collector(actor_of(Tied(2.0)))) as collector:
+        trainer, _ = verified(collector, Tied(), batches=6)
+        with pytest.raises(PublishError, match="apart from"):
+            trainer.train()
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("memory", [None, [], {}], ids=["tensor", "list", "dict"])
+@pytest.mark.each_value
+def test_what_a_policy_remembers_is_no_alarm_and_hides_no_fault(memory: object) -> None:
+    with running(make_collector(actor_of(Remembering(copy.deepcopy(memory))))) as collector:
+        trainer, hook = verified(collector, Remembering(copy.deepcopy(memory)), batches=6)
+        trainer.train()
+    assert (hook.deviations, hook.uncompared) == ([], ())
+    assert hook.behaviour_held is not None
+    with running(make_collector(actor_of(Remembering(copy.deepcopy(memory), 2.0)))) as collector:
+        trainer, _ = verified(collector, Remembering(copy.deepcopy(memory)), batches=6)
+        with pytest.raises(PublishError, match="apart from"):
+            trainer.train()
+
+
+def test_a_memory_that_cannot_be_sent_is_said() -> None:
+    with running(make_collector(actor_of(Remembering(deque(maxlen=2))))) as collector:
+        trainer, hook = verified(collector, Remembering(deque(maxlen=2)), batches=6)
+        trainer.train()
+    assert hook.deviations == []
+    assert any("remembers its calls in an object that cannot be sent" in why for why in hook.uncompared)
+
+
 def test_weights_that_stand_still_are_no_proof() -> None:
     with running(make_collector(actor_of(make_mlp(ACTIONS)))) as collector:
         trainer, hook = verified(collector, make_mlp(ACTIONS), lr=0.0)
@@ -402,6 +474,37 @@ def test_a_comparison_changes_no_frame() -> None:
     assert all(torch.equal(a, b) for a, b in zip(frames[0][1], frames[1][1], strict=True))
 
 
-def test_a_behaviour_that_is_no_trigger_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'behaviour' is a trigger, got int"):
-        VerifySync(SyncWeights(ACTOR), behaviour=10)
+@pytest.mark.parametrize("behaviour", [10, 1.0, 0.0, "always"])
+def test_a_behaviour_that_is_neither_a_trigger_nor_a_share_is_refused(behaviour: object) -> None:
+    with pytest.raises(ConfigError, match="'behaviour' is a trigger or a share of the time below 1"):
+        VerifySync(SyncWeights(ACTOR), behaviour=behaviour)
+
+
+@pytest.mark.seconds
+def test_outputs_are_compared_unasked_as_often_as_the_share_of_the_time_allows() -> None:
+    checks = {}
+    for share in (0.999, 1e-6):
+        with running(make_collector(actor_of(make_mlp(ACTIONS)))) as collector:
+            trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))), batches=200)
+            sync = SyncWeights(ACTOR)
+            sync.register(trainer)
+            hook = VerifySync(sync, when=Every(1000), behaviour=share)
+            hook.register(trainer)
+            trainer.train()
+        assert (hook.deviations, hook.uncompared) == ([], ())
+        assert hook.behaviour_held is not None
+        checks[share] = hook.checks
+    assert checks[1e-6] == 1
+    assert checks[0.999] > 1
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+def test_a_plain_tensor_that_differs_is_named_unasked() -> None:
+    with running(workers(Scaled(mean=0.0))) as collector:
+        trainer = make_trainer(collector, make_ppo_loss(actor_of(Scaled(mean=1.0))), batches=6)
+        sync = SyncWeights(ACTOR)
+        sync.register(trainer)
+        VerifySync(sync).register(trainer)
+        with pytest.raises(PublishError, match="apart from what the learner's module computes"):
+            trainer.train()

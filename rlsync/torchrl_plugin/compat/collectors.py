@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
@@ -138,13 +138,15 @@ def policy_of(collector: object) -> nn.Module | None:
 
 Change = Callable[[TensorDictBase], TensorDictBase]
 
-#: Calls a policy on its next input, as its argument changes it. Returns the input and the output.
-PolicyCall = Callable[[Change], tuple[TensorDictBase, TensorDictBase]]
+
+class PolicyCall(Protocol):
+    def __call__(self, change: Change, *, explores: bool = False) -> tuple[TensorDictBase, TensorDictBase]:
+        """Call a policy on its next input, as ``change`` changes it. Returns the input and the output."""
 
 
 def policy_call(collector: Collector) -> PolicyCall | str:
-    """What calls the policy without exploration on a copy of the next rollout's first observation, or why
-    nobody can. Call it before the policy's calls are wrapped. Written against torchrl 0.14.1.
+    """What calls the policy on a copy of the next rollout's first observation, without exploration or as
+    rollouts explore, or why nobody can. Call it before the policy's calls are wrapped. For torchrl 0.14.1.
     """
     if isinstance(type(collector).rollout, property):
         return "a call of a language model generates a whole answer"
@@ -152,11 +154,12 @@ def policy_call(collector: Collector) -> PolicyCall | str:
         return "the policy is recorded as a CUDA graph"
     policy = collector._wrapped_policy
 
-    def call(change: Change) -> tuple[TensorDictBase, TensorDictBase]:
+    def call(change: Change, *, explores: bool = False) -> tuple[TensorDictBase, TensorDictBase]:
         given = change(collector._carrier.clone())
         if collector._cast_to_policy_device and collector.policy_device is not None:
             given = given.to(collector.policy_device)
-        with set_exploration_type(ExplorationType.DETERMINISTIC):
+        exploration = collector.exploration_type if explores else ExplorationType.DETERMINISTIC
+        with set_exploration_type(exploration):
             return given, policy(given.copy())
 
     return call

@@ -22,6 +22,7 @@ from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 Action = Literal["raise", "log"]
 
 _BATCHES_TO_ANSWER = 2
+_SHARE = 0.005  #: of the time, which comparisons of outputs may take by default
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +68,14 @@ class VerifySync(Logs):
         action: ``"raise"`` raises a PublishError; ``"log"`` writes an error to Python's logging and goes on.
         timeout_s: how many seconds a worker may take to answer; longer than its longest rollout.
         prefix: the beginning of the logged names.
-        behaviour: when a check also compares what the policies compute; None never does. A worker makes one
+        behaviour: when a check also compares what the policies compute: a trigger, or by default, the share
+            of the time that such checks may take, 0.5 %. The time of each is measured, in the learner and in
+            the slowest worker, and the next one waits as long as the share demands. None never compares.
+            A check waits for the next publish, at which the learner copies its weights. A worker makes one
             more call of its policy, without exploration, on an input of its rollout. The learner calls the
-            source on the same input, with the weights of that version, and with those of the version before.
-            Outputs that differ from the first are a deviation. Where the others agree as well, the comparison
-            had no power. ``outputs_held`` and ``outputs_without_power`` are logged, and
+            source on the same input, in the worker's modes, with those weights, and with those of the version
+            before. Outputs that differ from the first are a deviation. Where the others agree as well, the
+            comparison had no power. ``outputs_held`` and ``outputs_without_power`` are logged, and
             :attr:`behaviour_held` has the newest version for which it held, and
             :attr:`behaviour_held_time_s` when that was seen.
 
@@ -96,15 +100,21 @@ class VerifySync(Logs):
         action: Action = "raise",
         timeout_s: float = 60.0,
         prefix: str = "verify_sync",
-        behaviour: Trigger | None = None,
+        behaviour: Trigger | float | None = _SHARE,
     ) -> None:
         check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
         check_timeouts("VerifySync", may_be_none=False, timeout_s=timeout_s)
-        for name, trigger in (("when", when), ("behaviour", behaviour)):
-            if trigger is not None and not isinstance(trigger, Trigger):
-                what = f"{name!r} is a trigger, got {type(trigger).__name__}"
-                cure = f"for example {name}=Every(100, 'batches')"
-                raise ConfigError(what, f"VerifySync({name}={trigger!r})", cure)
+        if when is not None and not isinstance(when, Trigger):
+            what, cure = (
+                f"'when' is a trigger, got {type(when).__name__}",
+                "for example when=Every(100, 'batches')",
+            )
+            raise ConfigError(what, f"VerifySync(when={when!r})", cure)
+        share = isinstance(behaviour, float) and 0.0 < behaviour < 1.0
+        if behaviour is not None and not share and not isinstance(behaviour, Trigger):
+            what = f"'behaviour' is a trigger or a share of the time below 1, got {behaviour!r}"
+            cure = f"for example behaviour=Every(60, 'seconds'), or behaviour={_SHARE}"
+            raise ConfigError(what, "VerifySync(behaviour=...)", cure)
         super().__init__(sync, prefix)
         self.when = Every(10, "batches") if when is None else when
         self.action = action
@@ -113,6 +123,7 @@ class VerifySync(Logs):
         self.behaviour_held: int | None = None  #: the newest version whose outputs were compared, and held
         self.behaviour_held_time_s: float | None = None  #: when that was seen, in seconds since the epoch
         self._compared: tuple[Judgement, ...] = ()
+        self._rests_until = 0.0  #: no comparison begins before, if the time decides
         self.checks = 0
         self.deviations: list[Deviation] = []
         self._verification: Verification | None = None
@@ -137,6 +148,8 @@ class VerifySync(Logs):
         self._enrol(trainer, name)
         let_it_be_absent(trainer, self)
         trainer.register_op("post_steps", self)
+        if isinstance(self.behaviour, float):
+            self._verification.watch()
 
     def __call__(self, *given: object) -> None:
         """Read the answers that have arrived, and ask again if the trigger is due."""
@@ -146,7 +159,7 @@ class VerifySync(Logs):
         if self._open is not None:
             self._hear(self._verification, self._open)
         now = self.sync.counters()
-        if self.behaviour is not None and self.behaviour.due(self._last_compared, now):
+        if self._open is None and self._wants_to_compare(now):
             self._verification.watch()
         compares = self._verification.watched
         if self._open is None and (compares or self.when.due(self._last, now)):
@@ -155,6 +168,14 @@ class VerifySync(Logs):
                 self._last_compared = now
             version = self._verification.ask(self.sync.bound.judge if compares else None)
             self._open = _Check(version, time.monotonic())
+
+    def _wants_to_compare(self, now: Counters) -> bool:
+        match self.behaviour:
+            case None:
+                return False
+            case Trigger():
+                return self.behaviour.due(self._last_compared, now)
+        return time.monotonic() >= self._rests_until
 
     def _hear(self, verification: Verification, check: _Check) -> None:
         check.batches += 1
@@ -170,6 +191,8 @@ class VerifySync(Logs):
         self.checks += 1
         if found.behaviour:
             self._compared = found.behaviour
+            if isinstance(self.behaviour, float):
+                self._rests_until = time.monotonic() + found.comparing_s / self.behaviour
             if all(judged.held and not judged.wrong for judged in found.behaviour):
                 self.behaviour_held, self.behaviour_held_time_s = check.version, time.time()
         silent = (
