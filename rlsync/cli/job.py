@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,8 @@ from rlsync.cli.compose.composing import BEFORE, composition, file_before, told,
 from rlsync.cli.compose.refusals import parsed
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.cli.status import ended, learner_in
-from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.whole_file import require_place
+from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, warn
+from rlsync.core.whole_file import require_checkpoints, require_place
 from rlsync.recipes import checks
 from rlsync.recipes.bounds import caught
 from rlsync.recipes.checkpoints import checkpoint_at
@@ -133,6 +134,7 @@ def require_free_folder(job: Job) -> None:
     if run_dir is None:  # Hydra names one
         return
     require_place(Path(run_dir), f"run_dir={run_dir}", "name a folder that you may write to")
+    _try_checkpoints(Path(run_dir))
     if (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
         cure = "wait until that run has ended, stop it, or give another folder"
         raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)
@@ -140,6 +142,16 @@ def require_free_folder(job: Job) -> None:
         return
     cure = f"give another folder, or resume={run_dir} to go on with that run"
     raise ConfigError(f"the folder {run_dir!r} holds another run", f"run_dir={run_dir}", cure)
+
+
+@cache  # a run's folder is looked at when its config is checked, and when the run begins
+def _try_checkpoints(run_dir: Path) -> None:
+    """Try what a checkpoint needs: ConfigError if it cannot be had, a warning if it takes more there."""
+    where = f"run_dir={run_dir}"
+    if lacks := require_checkpoints(run_dir, where):
+        what = f"the file system of the run's folder cannot {', '.join(lacks)}"
+        cure = "give a run_dir on a local disk: here more is written, and a power cut may cost a checkpoint"
+        warn(RlsyncWarning(what, where, cure))
 
 
 class ManyErrors(ConfigError):

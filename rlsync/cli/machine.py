@@ -20,8 +20,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from rlsync.core.errors import RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.whole_file import require_checkpoints
 from rlsync.tensors.device import affine_cores, bfloat16_instructions
+from rlsync.transport.board.format import DATA_AT
 from rlsync.transport.shared_file import KIND_VARIABLE, PAGE_BYTES, SharedFile
 
 Grade = Literal["ok", "warn", "fail"]
@@ -59,6 +61,7 @@ def machine() -> list[Finding]:
         torch_sharing(),
         shm_size(),
         descriptors(),
+        checkpoints(Path.cwd()),
         threads(torch.get_num_threads(), usable_cores()),
         omp(os.environ.get("OMP_NUM_THREADS"), usable_cores()),
         bfloat16(),
@@ -72,7 +75,8 @@ def memory_file() -> Finding:
     cure += f", or set {KIND_VARIABLE}=folder"
     try:
         file = SharedFile.create("rlsync-doctor")
-        file.resize(PAGE_BYTES)
+        file.allocate(0, PAGE_BYTES)
+        file.resize(DATA_AT)  # which a board's file has, mostly empty
         file.map(PAGE_BYTES, 0, writable=True).fill_(7)
         written = file.read(1, 0) == b"\x07"
         command = [sys.executable, "-S", "-c", _OPEN, file.address.path]
@@ -115,6 +119,19 @@ def lock() -> Finding:
         cure = "report this machine's kernel with --markdown"
         return Finding("fail", what, f"they do not work: {steps}", cure)
     return Finding("ok", what, "exclude each other, and end with their owner")
+
+
+def checkpoints(folder: Path) -> Finding:
+    """Whether a run in a folder can write checkpoints, and what its file system lacks for that."""
+    what = "checkpoints in this folder"
+    try:
+        lacks = require_checkpoints(folder, str(folder))
+    except ConfigError as error:
+        return Finding("warn", what, error.what, error.cure)
+    if lacks:
+        cure = "give a run_dir on a local disk: here more is written, and a power cut may cost a checkpoint"
+        return Finding("warn", what, f"its file system cannot {', '.join(lacks)}", cure)
+    return Finding("ok", what, "files and folders are synced, renamed and linked")
 
 
 def torch_sharing() -> Finding:

@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TypeVar
 
 from rlsync.core.errors import ConfigError, causes, first_line
@@ -114,8 +114,47 @@ def require_writable(folder: Path, where: str, cure: str) -> None:
 
 def require_place(folder: Path, where: str, cure: str) -> None:
     """The same for a folder that may have to be made, with those above it."""
-    place = next(each for each in (folder / "it").absolute().parents if each.exists())
-    require_writable(place, where, cure)
+    require_writable(_place(folder), where, cure)
+
+
+def _place(folder: Path) -> Path:
+    """The folder, or the first one above it that exists."""
+    return next(each for each in (folder / "it").absolute().parents if each.exists())
+
+
+def require_checkpoints(folder: Path, where: str) -> list[str]:
+    """Try in a folder, which may have to be made, what a checkpoint needs: ConfigError if its file system
+    cannot sync a file, or put it in the place of another. Returns what is only of use, and is lacking there.
+    """
+    lacks = []
+
+    def tried(act: Callable[[], object], name: str) -> None:
+        try:
+            act()
+        except OSError as error:
+            if error.errno not in (*CANNOT, errno.EBADF):
+                raise
+            lacks.append(name)
+
+    try:
+        with TemporaryDirectory(dir=_place(folder), prefix=".rlsync-") as scratch:
+            inner, file, new = (Path(scratch, name) for name in ("inner", "file", "new"))
+            inner.mkdir()
+            file.touch()
+            with new.open("wb") as opened:
+                opened.write(bytes(1024))
+                opened.flush()
+                os.fsync(opened.fileno())
+            new.replace(file)
+            tried(lambda: os.link(file, inner / "file"), "link files")
+            tried(lambda: inner.rename(new), "rename folders")
+            descriptor = os.open(scratch, os.O_RDONLY)
+            tried(lambda: os.fsync(descriptor), "sync folders")
+            os.close(descriptor)
+    except OSError as error:
+        cure = cure_of(error, folder) or "name a folder on another disk, with run_dir=FOLDER"
+        raise ConfigError(f"checkpoints cannot be written there: {error.strerror}", where, cure) from error
+    return lacks
 
 
 def flush(path: Path) -> None:

@@ -16,13 +16,23 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import torch
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.core.errors import ConfigError, RlsyncError, first_line
-from rlsync.core.whole_file import CANNOT, cure_of, digest_of, flush, link_or_copy, machines, write_whole
+from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, first_line, warn
+from rlsync.core.whole_file import (
+    CANNOT,
+    cure_of,
+    digest_of,
+    flush,
+    link_or_copy,
+    machines,
+    reserve,
+    write_whole,
+)
 from rlsync.recipes.replay.row_segments import INDEX, digests_in
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS
 from rlsync.torchrl_plugin.compat.checkpoints import StagedCheckpoint
@@ -35,7 +45,9 @@ _TORCHRLS, _TENSORS = "manifest.json", "meta.json"
 
 
 class WholeCheckpoint(StagedCheckpoint):
-    """A checkpoint, on disk with its manifest before it replaces the one before: one is always left."""
+    """A checkpoint, on disk with its manifest before it replaces the one before: one is always left. Room for
+    the next one is kept, as far as there is some, and given up when the disk is full.
+    """
 
     #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
     written: float
@@ -43,6 +55,8 @@ class WholeCheckpoint(StagedCheckpoint):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.written = time.monotonic()
+        self._room: IO[bytes] | None = None
+        self._room_bytes = 0
 
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write it; RlsyncError if there is no room, or the machine refuses something else."""
@@ -50,23 +64,59 @@ class WholeCheckpoint(StagedCheckpoint):
         if not at.parent.is_dir():  # the folder of the run was removed: nobody makes it anew
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(at.parent))
         try:
-            super().save(at, **options)
+            self._save(at, options)
         except (OSError, RuntimeError) as error:  # torch turns the first into the second
-            refusal = machines(error)
-            cure = None if refusal is None else cure_of(refusal, at.parent)
-            if refusal is None or cure is None:
+            refused = _refused(error, at)
+            if refused is None:
                 raise
-            what = f"the checkpoint could not be written: {refusal.strerror}"
-            left = (
-                f"; the checkpoint before is whole: resume={at.parent} goes on from it" if at.exists() else ""
-            )
-            raise RlsyncError(what, str(refusal.filename or at.parent), cure + left) from error
+            raise refused from error
         self.written = time.monotonic()
+        self._keep_room(at.parent)
         return at
 
     def put(self, stage: Path, at: Path) -> None:
         _write_manifest(stage)
+        # What was linked took no room.
+        sizes = (file.stat() for file in stage.rglob("*") if file.is_file())
+        self._room_bytes = sum(facts.st_size for facts in sizes if facts.st_nlink == 1)
         _replace(at, stage)
+
+    def _save(self, at: Path, options: dict[str, Any]) -> None:
+        try:
+            super().save(at, **options)
+        except (OSError, RuntimeError, RlsyncError) as error:
+            refusal = machines(error)
+            if self._room is None or refusal is None or refusal.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._give_room_up()
+            super().save(at, **options)
+            what = "the disk is full: a checkpoint took the room that was kept for the last one of the run"
+            warn(RlsyncWarning(what, str(at), "free some space there, or the next one may end the run"))
+
+    def _keep_room(self, folder: Path) -> None:
+        """Keep room for a checkpoint as large as this one, in a file that goes with this process."""
+        try:
+            self._room = self._room or TemporaryFile(dir=folder)  # noqa: SIM115  # it stays open
+            if os.fstat(self._room.fileno()).st_size < self._room_bytes:
+                reserve(self._room.fileno(), self._room_bytes)
+        except OSError:
+            self._give_room_up()
+
+    def _give_room_up(self) -> None:
+        if self._room is not None:
+            self._room.close()
+            self._room = None
+
+
+def _refused(error: Exception, at: Path) -> RlsyncError | None:
+    """The error of a checkpoint that the machine has refused, in three lines; None if it is a program's."""
+    refusal = machines(error)
+    cure = None if refusal is None else cure_of(refusal, at.parent)
+    if refusal is None or cure is None:
+        return None
+    what = f"the checkpoint could not be written: {refusal.strerror}"
+    left = f"; the checkpoint before is whole: resume={at.parent} goes on from it" if at.exists() else ""
+    return RlsyncError(what, str(refusal.filename or at.parent), cure + left)
 
 
 def _write_manifest(checkpoint: Path) -> None:

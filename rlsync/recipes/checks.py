@@ -24,6 +24,7 @@ from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config
 from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.tensors.device import affine_cores, bfloat16_instructions
+from rlsync.transport.board.format import DATA_AT
 from rlsync.workers.devices import device_named, device_of_each
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
@@ -98,6 +99,11 @@ def file_errors(config: Config) -> Iterator[RlsyncError]:
         what = f"this process may open {limit} files, and the run needs {needed}"
         cure = f"allow more with ulimit -n {needed}, or give fewer workers"
         yield ConfigError(what, f"ulimit -n, collector.num_workers={workers}", cure)
+    longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if workers and 0 <= longest < 2 * DATA_AT:
+        what = f"this process may make files of {longest:,} bytes, and a board's file is {DATA_AT:,} long"
+        cure = "allow longer ones with ulimit -f unlimited: it is mostly empty; or collector.kind=in_process"
+        yield ConfigError(what, "ulimit -f", cure)
 
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:

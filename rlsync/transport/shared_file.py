@@ -36,7 +36,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError
+from rlsync.core.whole_file import reserve
 from rlsync.tensors.device import mapped, unmapped
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -132,8 +133,24 @@ class SharedFile:
         return str(Path(f"/proc/self/fd/{self.fd}").readlink())
 
     def resize(self, size_bytes: int) -> None:
-        """Make the file this long; untouched pages cost nothing."""
-        os.ftruncate(self.fd, size_bytes)
+        """Make the file this long; untouched pages cost nothing. RlsyncError: files may not be so long."""
+        try:
+            os.ftruncate(self.fd, size_bytes)
+        except OSError as error:
+            raise self._no_room(size_bytes, error) from error
+
+    def allocate(self, at: int, size_bytes: int) -> None:
+        """Make the file so long that it has this range, which will be mapped and written to. Keep room for it
+        on a disk: without, a write ends the process (SIGBUS). RlsyncError: there is none.
+        """
+        self.resize(max(self.size_bytes(), at + size_bytes))
+
+    def _no_room(self, size_bytes: int, error: OSError) -> RlsyncError:
+        what = f"no room for {size_bytes:,} bytes of shared memory: {error.strerror}"
+        cure = "free some space there, or name another place for temporary files (TMPDIR)"
+        if error.errno == errno.EFBIG:
+            cure = "allow larger files (ulimit -f unlimited); a board's file is long, and mostly empty"
+        return RlsyncError(what, self.address.path, cure)
 
     def size_bytes(self) -> int:
         return os.fstat(self.fd).st_size
@@ -269,6 +286,13 @@ class FolderFile(SharedFile):
     @property
     def name(self) -> str:
         return self.address.path
+
+    def allocate(self, at: int, size_bytes: int) -> None:
+        super().allocate(at, size_bytes)
+        try:
+            reserve(self.fd, size_bytes, at)
+        except OSError as error:
+            raise self._no_room(size_bytes, error) from error
 
     def _open_again(self, flags: int) -> int:
         return os.dup(self.fd)  # locks are on other files

@@ -107,7 +107,7 @@ class PlannedBoard(BoardWriter):
         self.order = order  #: who makes the rollouts that the learner takes, one after the other
         self._by_turn = any(isinstance(rollouts, FixedLag) for rollouts in plan.values())
         self._counted = SharedFile.create("rlsync-plan")
-        self._counted.resize(_BYTES)
+        self._counted.allocate(0, _BYTES)
         self._counts = self._counted.words(_BYTES, 0)
         self._plan_mark = Mark.write(self._counts, _MAGIC, _FORMAT)
         self.look: Callable[[], object] = bool  #: looks after the workers while a publish waits for them

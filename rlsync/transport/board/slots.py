@@ -146,14 +146,14 @@ class BoardSlots:
         return len(self._free_lines) + fmt.MAX_SLOTS - self._words[fmt.SLOT_COUNT]
 
     def _add(self, laid_out: LaidOut, *, touch: bool) -> int:
+        layout = laid_out.layout
+        size = whole_pages(max(1, layout.image_bytes))  # leaves without bytes have a page, too
+        at = self._reserve(size)  # before a line is taken: there may be no room
         if self._free_lines:
             slot = self._free_lines.pop()
         else:
             slot = self._words[fmt.SLOT_COUNT]
             self._words[fmt.SLOT_COUNT] = slot + 1
-        layout = laid_out.layout
-        size = whole_pages(max(1, layout.image_bytes))  # leaves without bytes have a page, too
-        at = self._reserve(size)
         line = fmt.slot_line(slot)
         self._words[line + fmt.SLOT_STATE] = SlotState.EMPTY
         self._words[line + fmt.SLOT_IMAGE_AT] = at
@@ -166,8 +166,8 @@ class BoardSlots:
 
     def _reserve(self, size_bytes: int) -> int:
         at = self._end
+        self._file.allocate(at, whole_pages(size_bytes))
         self._end += whole_pages(size_bytes)
-        self._file.resize(self._end)
         return at
 
 

@@ -79,7 +79,8 @@ class BoardWriter(BoardWatch, Transport):
             raise ConfigError(what, f"WeightBoard(max_slots={max_slots})", cure)
         self._pid = os.getpid()
         file = SharedFile.create("rlsync-board")
-        file.resize(fmt.DATA_AT)
+        file.allocate(0, fmt.CONTROL_BYTES)
+        file.resize(fmt.DATA_AT)  # notes are not mapped
         super().__init__(file, file.words(fmt.CONTROL_BYTES, 0))
         self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.WRITER_LOCK, exclusive=True)

@@ -77,7 +77,8 @@ class RolloutRing:
         self._writer_count = writers
         self._pid = os.getpid()
         self._file = SharedFile.create("rlsync-rollouts")
-        self._file.resize(fmt.IMAGES_AT + slots * fmt.image_stride(layout))
+        self._file.allocate(0, fmt.CONTROL_BYTES)
+        self._file.allocate(fmt.IMAGES_AT, slots * fmt.image_stride(layout))
         self._words = self._file.words(fmt.CONTROL_BYTES, 0)
         self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.LEARNER_LOCK, exclusive=True)

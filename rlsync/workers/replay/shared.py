@@ -68,7 +68,7 @@ def made_replay(
         what = f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
         raise ConfigError(what, "recipe.replay.max_bytes", f"give {size}, or fewer capacity_steps")
     file = SharedFile.create("rlsync-replay")
-    file.resize(size)
+    file.allocate(0, size)
     mark = Mark.write(file.words(PAGE_BYTES, 0), _MAGIC, _FORMAT)
     return file, SharedReplayHandle(file.address, mark, layout.to_json(), blocks)
 
