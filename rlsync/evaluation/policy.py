@@ -21,8 +21,8 @@ from rlsync.workers.player import State
 class Policy(nn.Module):
     """Acts with one version of a run's weights. :func:`rlsync.load_policy` makes it.
 
-    It takes observations as the run's environment gives them, those of Atari games stacked, and normalises
-    them itself. Actions are members of the environment's space: one of the numbers that its choices have, or
+    It takes observations as the run's environment gives them, those of Atari games stacked, pictures with
+    their channels first, and normalises them itself. Actions are members of the environment's space: one of the numbers that its choices have, or
     numbers within their bounds, in its dtype.
 
     A policy with a :attr:`memory` takes a state, and returns the next one with the action. In the state are
@@ -94,7 +94,8 @@ class Policy(nn.Module):
         alone = seen.ndim == len(shape := self.player.observation_shape)
         if seen.shape[0 if alone else 1 :] != shape:
             what = f"an observation is of shape {[*shape]}, or [N] and these; got {[*seen.shape]}"
-            raise ConfigError(what, "policy(observation)", "give it as the environment does")
+            cure = "give it as the environment does, and a picture with its channels first"
+            raise ConfigError(what, "policy(observation)", cure)
         seen = seen.unsqueeze(0) if alone else seen
         if state is None:
             state = self.begin(len(seen)) if self.memory else {}

@@ -13,7 +13,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
-from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.data import Bounded, Composite, MultiOneHot, OneHot, Unbounded
 from torchrl.envs import EnvBase, GymEnv
 
 from rlsync.core.errors import ConfigError
@@ -292,6 +292,25 @@ def make_bounded() -> EnvBase:
     return env
 
 
+def make_several(*choices: int) -> EnvBase:
+    """TorchRL has a stack of choices of equal counts, and a kind of its own for others."""
+    env = CountingEnv()
+    env.action_spec = MultiOneHot(choices) if len({*choices}) > 1 else OneHot(choices[0], (2, choices[0]))
+    return env
+
+
+def make_bytes() -> EnvBase:
+    env = CountingEnv()
+    env.observation_spec = Composite(observation=Unbounded((4,), dtype=torch.uint8))
+    return env
+
+
+def test_bytes_of_a_torchrl_environment_that_are_no_picture_are_numbers() -> None:
+    envs = make_venv(TorchRLEnvs(make_bytes), 2)
+    assert envs.observation_dtype is envs.reset(0).dtype is torch.float32
+    envs.close()
+
+
 def test_torchrl_environments_say_what_actions_they_take() -> None:
     for make, actions in (
         (CountingEnv, DiscreteActions(2)),
@@ -311,6 +330,8 @@ def test_torchrl_environments_say_what_actions_they_take() -> None:
         (GymnasiumEnvs("CartPole-v1", vectorized=True), "does not reset in the step that ends an episode"),
         (AtariEnvs("Pong"), "has no game 'Pong'"),
         (TorchRLEnvs(make_wide), "takes actions of"),
+        (TorchRLEnvs(partial(make_several, 2, 2)), "takes actions of OneHot"),
+        (TorchRLEnvs(partial(make_several, 3, 2)), "takes actions of MultiOneHot"),
     ],
 )
 def test_environments_that_do_not_fit_are_refused(spec: EnvSpec, what: str) -> None:
