@@ -10,12 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rlsync.cli.compose import command_line
-from rlsync.cli.job import Job, examined_jobs
+from rlsync.cli.job import Job, examined_jobs, try_checkpoints
 from rlsync.cli.main import EXIT_USAGE, parser_of
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.core.errors import RlsyncError
 from rlsync.core.extensions import BOARD
 from rlsync.recipes import registry
+from rlsync.recipes.evaluating import tried_by_evaluations, tried_by_workers, whether_episodes_end
 from rlsync.recipes.settings import ClusterConfig, LoggerConfig
 
 _EXAMPLES = """examples:
@@ -25,10 +26,11 @@ _EXAMPLES = """examples:
   rlsync check --config-dir FOLDER recipe=mine   a config of your own
   rlsync check --json resume=runs/DATE/TIME      for machines
 
-It checks keys, options, types, bounds, the trigger, the environment (by making one), and the checkpoint to
-resume from. If nothing is wrong with those, and you give a sync map, a recipe, a transport or an environment
-(module:Id) of your own, it starts workers and resolves the sync map, as the run will; in an environment of
-your own, they play one batch.
+It checks keys, options, types, bounds, the trigger, the folder (by writing what a checkpoint needs), and the
+checkpoint to resume from. Then it takes some steps in the environment, as workers and as evaluations do. If
+nothing is wrong with those, and you give a sync map, a recipe, a transport or an environment (module:Id) of
+your own, it starts workers and resolves the sync map, as the run will; in an environment of your own, they
+play one batch. "looked at" says which of these it has done.
 
 exit status: 0 nothing is wrong, 2 something is
 """
@@ -41,10 +43,10 @@ def main(arguments: list[str]) -> int:
     given, rest = parser.parse_known_args(arguments)
     line = command_line.read(rest)
     jobs, errors = examined_jobs(line)
-    for job in jobs:
-        if not errors and _is_own(job, line.config_dir):
-            errors += start_errors(job)
     told = [dict(job.told) for job in jobs]
+    for job, facts in zip(jobs, told, strict=True):
+        if not errors:
+            errors += _try(job, facts, line.config_dir)
     print(as_json(errors, told) if given.json else as_text(errors, told))
     return EXIT_USAGE if errors else 0
 
@@ -66,18 +68,45 @@ def _may_map(word: str, own: Path | None) -> bool:
     return mine or key == "sync" or key.startswith("sync.map")
 
 
-def start_errors(job: Job) -> list[RlsyncError]:
-    """What is wrong with what acts, the sync map and an environment: they are built, with workers here."""
-    with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+def _try(job: Job, facts: dict[str, str], config_dir: Path | None) -> list[RlsyncError]:
+    """What is wrong with a job once it is tried; adds to ``facts`` what was looked at."""
+    config = job.config
+    looked_at = ["settings"]
+    if job.checkpoint is not None:
+        looked_at.append("the checkpoint")
+    try:
+        if (folder := _folder(job)) is not None:
+            try_checkpoints(folder)
+            looked_at.append(f"whether {folder} can have checkpoints")
+        with redirect_stdout(sys.stderr):  # an environment may print
+            trials = [tried_by_workers(config)]
+            if _is_own(job, config_dir):
+                _start(job)
+                looked_at.append("the start of the workers")
+            trials.append(tried_by_evaluations(config, job.recipe, job.spaces))
+    except RlsyncError as error:
+        return [error]
+    facts["looked at"] = "; ".join([*looked_at, *map(str, trials), whether_episodes_end(config, trials)])
+    return []
+
+
+def _folder(job: Job) -> Path | None:
+    """Where the run will write; or the folder in which Hydra makes one, unless a key of Hydra's names it."""
+    if job.config.run_dir is not None:
+        return Path(job.config.run_dir)
+    return None if any(word.startswith("hydra.") for word in job.words) else Path.cwd()
+
+
+def _start(job: Job) -> None:
+    """Build a job in a folder that is thrown away, with workers here; in an environment of one's own they
+    play one batch, for a step may raise there.
+    """
+    with TemporaryDirectory() as folder:
         config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
         prepare_process()
-        try:
-            with shut_down(replace(job, config=config).build()) as trainer:
-                if config.env.names_module:
-                    next(iter(trainer.collector))  # of an environment of one's own, a step may raise
-                return []
-        except RlsyncError as error:
-            return [error]
+        with shut_down(replace(job, config=config).build()) as trainer:
+            if config.env.names_module:
+                next(iter(trainer.collector))
 
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:

@@ -134,7 +134,7 @@ def require_free_folder(job: Job) -> None:
     if run_dir is None:  # Hydra names one
         return
     require_place(Path(run_dir), f"run_dir={run_dir}", "name a folder that you may write to")
-    _try_checkpoints(Path(run_dir))
+    try_checkpoints(Path(run_dir))
     if (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
         cure = "wait until that run has ended, stop it, or give another folder"
         raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)
@@ -145,7 +145,7 @@ def require_free_folder(job: Job) -> None:
 
 
 @cache  # a run's folder is looked at when its config is checked, and when the run begins
-def _try_checkpoints(run_dir: Path) -> None:
+def try_checkpoints(run_dir: Path) -> None:
     """Try what a checkpoint needs: ConfigError if it cannot be had, a warning if it takes more there."""
     where = f"run_dir={run_dir}"
     if lacks := require_checkpoints(run_dir, where):

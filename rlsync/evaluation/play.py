@@ -202,19 +202,24 @@ def play(
         yield ended
 
 
+def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator[EnvStep]:
+    """Take random actions in environments that have been reset, and yield what they answer."""
+    for _ in range(steps):
+        if isinstance(envs.actions, DiscreteActions):
+            action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator, device="cpu")
+        else:
+            action = torch.randn(envs.num_envs, envs.actions.size, generator=generator, device="cpu")
+        envs.send(action)
+        yield envs.recv()
+
+
 def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = 100) -> None:
     """Make environments and take random actions in them; raises the ConfigError of the first answer that
     nothing here could read, see :mod:`rlsync.workers.envs.answers`, and whatever they raise themselves.
     """
-    generator = torch.Generator().manual_seed(seed)
     with closing(make_venv(spec, num_envs, seed)) as envs:
-        for _ in range(steps):
-            if isinstance(envs.actions, DiscreteActions):
-                action = torch.randint(envs.actions.n, (num_envs,), generator=generator)
-            else:
-                action = torch.randn(num_envs, *envs.actions.shape, generator=generator)
-            envs.send(action)
-            envs.recv()
+        for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps):
+            pass
 
 
 class _Pictures(RenderCollection[Any, Any]):

@@ -1,28 +1,43 @@
-"""The evaluating process of a run, the end of a run by its results, and what plays a run's checkpoint."""
+"""The evaluating process of a run, the end of a run by its results, and what plays a run's checkpoint; and a
+trial of a run's environment, before the run.
+"""
 
 from __future__ import annotations
 
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import gymnasium
+import torch
 from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.plan import POLICY
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.evaluator import Evaluator, board_of
-from rlsync.evaluation.play import Patience, filmed
+from rlsync.evaluation.play import Patience, filmed, play, random_steps
 from rlsync.evaluation.process import EvaluationJob, Filming, best_in
 from rlsync.recipes.checks import VIDEO_KEY
-from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.env_settings import AtariConfig, EnvConfig
+from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.recipes.settings import Config, EvaluationConfig
+from rlsync.recipes.spaces import make_env
 from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.recipes.trainer import policy_player, register_hooks
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.workers.player import Player
+from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.player import Player, check_fits
 
 #: Between the seed of a run and that of its evaluations: they begin as no worker's first episodes do.
 APART = 2**30
@@ -97,3 +112,119 @@ def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlaye
     """What acts with a checkpoint's weights, once loaded; ``deterministic`` takes the likeliest action."""
     recipe = recipe_of(config)
     return recipe.player(config, recipe.probe(config.env), deterministic)
+
+
+#: A trial takes so many steps in a way of playing, and takes no longer than so many seconds.
+TRIAL_STEPS = 100
+TRIAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The first steps in a run's environment, before the run: how many were taken, and ended an episode."""
+
+    way: str
+    steps: int
+    episodes: int
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps as {self.way}"
+
+
+def tried_by_workers(config: Config) -> Trial:
+    """Take random steps in the environments of one worker; ConfigError: they raise, or answer what a run
+    cannot use.
+    """
+    return _trial(config, "workers step it", _steps_of_workers(config))
+
+
+def tried_by_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Trial:
+    """Take steps as an evaluation does, with the policy as it is made; ConfigError as before. ``spaces`` is
+    what ``recipe.probe`` returned.
+    """
+    return _trial(config, "evaluations play it", _steps_of_evaluations(config, recipe, spaces))
+
+
+def _trial(config: Config, way: str, ended_in_each_step: Iterator[int]) -> Trial:
+    began = time.monotonic()
+    steps = 0
+    episodes = 0
+    try:
+        for ended in ended_in_each_step:
+            steps += 1
+            episodes += ended
+            if time.monotonic() - began > TRIAL_S:
+                break
+    except RlsyncError:
+        raise
+    except Exception as error:  # it is foreign code, which may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{config.env.id!r} raises {type(error).__name__}: {first_line(error)}"
+        where = f"env.id, as {way}, after {steps} steps; {Path(last.filename).name}, line {last.lineno}"
+        cure = "mend the environment, or give another one: a run would end there"
+        raise ConfigError(what, where, cure) from error
+    return Trial(way, steps, episodes)
+
+
+def whether_episodes_end(config: Config, trials: Sequence[Trial]) -> str:
+    """In words, what trials have told of the ends of episodes."""
+    if episodes := sum(each.episodes for each in trials):
+        return f"{episodes} episodes ended"
+    if _limits_episodes(config.env):
+        return "no episode ended in these"
+    limit = f"{config.recipe.evaluations().give_up_after_steps:,}"
+    return (
+        "no episode ended, and nothing limits them: without an end there are no returns, and evaluations "
+        f"give up after {limit} steps; +env.kwargs.max_episode_steps=1000 limits them"
+    )
+
+
+def _limits_episodes(env: EnvConfig) -> bool:
+    if isinstance(env, AtariConfig):
+        return True
+    registered = gymnasium.registry.get(env.id.rpartition(":")[2])
+    limit = None if registered is None else registered.max_episode_steps
+    return env.kwargs.get("max_episode_steps", limit) is not None
+
+
+def _steps_of_workers(config: Config) -> Iterator[int]:
+    """Yields how many episodes ended in each step."""
+    env = config.env
+    if not config.recipe.in_stock_collectors:
+        generator = torch.Generator().manual_seed(config.seed)
+        with closing(make_venv(env.spec(), env.num_envs, config.seed)) as envs:
+            for answer in random_steps(envs, generator, TRIAL_STEPS):
+                _require_finite(config, answer.reward, answer.observation)
+                yield int(answer.over.sum())
+        return
+    with closing(make_env(env)) as stock:
+        stock.set_seed(config.seed)
+        now = stock.reset()
+        for _ in range(TRIAL_STEPS):
+            stepped, now = stock.step_and_maybe_reset(stock.rand_action(now))
+            answered = stepped["next"]
+            _require_finite(config, answered["reward"], answered["observation"])
+            yield int(answered["done"].sum())
+
+
+def _steps_of_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Iterator[int]:
+    """Yields how many episodes ended in each step."""
+    acting = recipe.player(config, spaces, deterministic=True)
+    with closing(make_venv(acting.env, 1)) as envs:
+        check_fits(acting.player, envs, str(acting.env))
+        patience = patience_of(config.recipe.evaluations())
+        playing = play(acting.player, envs, TRIAL_STEPS, config.seed + APART, patience=patience)
+        next(playing)
+        for ended in islice(playing, TRIAL_STEPS):
+            yield len(ended)
+
+
+def _require_finite(config: Config, reward: Tensor, observation: Tensor) -> None:
+    """Refuse numbers that would end a run at its first update."""
+    for name, numbers in (("reward", reward), ("observation", observation)):
+        if not bool(torch.isfinite(numbers).all()):
+            what = f"{config.env.id!r} answers step() with a {name} that is infinite or not a number"
+            cure = (
+                "let it answer with finite numbers: nothing can be learned from others, and the run would end"
+            )
+            raise ConfigError(what, f"env.id; the {name} is {numbers.flatten().tolist()[:8]}", cure)

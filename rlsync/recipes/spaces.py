@@ -18,6 +18,7 @@ from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 from torchrl.modules import AdditiveGaussianModule
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
+from rlsync.evaluation.play import random_steps
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.tensors.digest import digest
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, actions_of
@@ -47,8 +48,10 @@ class AsPlayersSee(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @classmethod
     def made(cls, config: EnvConfig) -> AsPlayersSee:
-        drawn = isinstance(config, RenderedConfig)
-        env = (config.spec() if drawn else GymnasiumEnvs(config.id, config.kwargs)).make()
+        spec = GymnasiumEnvs(config.id, config.kwargs)
+        if isinstance(config, RenderedConfig):
+            spec = config.spec()
+        env = spec.make()
         try:
             return cls(env, config.id)
         except ConfigError:
@@ -243,13 +246,7 @@ def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, 
     envs, generator = make_venv(config.spec(), config.num_envs), torch.Generator().manual_seed(seed)
     for each in range(seed, seed + _RESETS):
         yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
-        for step in range(1, _STEPS + 1):
-            if isinstance(envs.actions, DiscreteActions):
-                action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator, device="cpu")
-            else:
-                action = torch.randn(envs.num_envs, envs.actions.size, generator=generator, device="cpu")
-            envs.send(action)
-            answer = envs.recv()
+        for step, answer in enumerate(random_steps(envs, generator, _STEPS), 1):
             seen = {key: digest([value]) for key, value in answer._asdict().items() if torch.is_tensor(value)}
             seen["final observation"] = digest([last for _, last in answer.finals])
             yield f"step {step} after reset(seed={each})", seen

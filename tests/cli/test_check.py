@@ -108,9 +108,13 @@ def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.seconds
-def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shipped_is_fine_and_what_was_tried_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    *lines, looked_at = capsys.readouterr().out.splitlines()
+    tried = f"looked at settings; whether {Path.cwd()} can have checkpoints; 100 steps as workers step it; "
+    assert looked_at.startswith(f"{tried}100 steps as evaluations play it; ")
+    assert looked_at.endswith(" episodes ended")
+    assert lines == [
         "nothing is wrong with this config",
         "settings recipe/ppo with tuned/ppo_cartpole (CartPole-v1, for recipe=ppo)",
         "plays CartPole-v1",
