@@ -41,6 +41,7 @@ from rlsync.core.errors import (
     NothingLearns as NothingLearns,
     NothingPublished as NothingPublished,
     NothingToSync as NothingToSync,
+    OlderWeightsAct as OlderWeightsAct,
     PathSyntaxError as PathSyntaxError,
     PublishError as PublishError,
     RlsyncError as RlsyncError,

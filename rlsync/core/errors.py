@@ -19,6 +19,7 @@
     └── RlsyncWarning            probably a mistake; shown as a Python warning (also a UserWarning)
         ├── NoBoard                  worker processes get their weights without rlsync's promises
         ├── IdleLeaves               some of the weights that arrive do not act
+        ├── OlderWeightsAct          what older weights computed still acts when newer ones have arrived
         ├── DropoutDiffers           workers drop other shares than the learner, or one of them none
         ├── BatchStatistics          a layer acts with the statistics of a worker's few rows
         ├── NothingLearns            what is sent cannot learn, or got no gradient
@@ -136,6 +137,10 @@ class NoBoard(RlsyncWarning):
 
 class IdleLeaves(RlsyncWarning):
     """Some of the weights that arrive do not act."""
+
+
+class OlderWeightsAct(RlsyncWarning):
+    """What older weights computed still acts when newer ones have arrived."""
 
 
 class DropoutDiffers(RlsyncWarning):

@@ -136,6 +136,8 @@ class SyncPlan:
     differs: Mapping[str, str] = field(default_factory=dict)
     #: Layers that act with the statistics of a worker's few rows, such as BatchNorm in training mode.
     batch_statistics: tuple[str, ...] = ()
+    #: What workers keep that older weights computed, and act with, by name: whether copies would end that.
+    outlives: Mapping[str, bool] = field(default_factory=dict)
     through_host: bool = False  #: whether every version passes through host memory, as on a board
 
     @property
@@ -192,11 +194,13 @@ class SyncPlan:
         return self
 
     def warnings(self) -> Iterator[errors.RlsyncWarning]:
-        """Of parameters that arrive and do not act, of dropout that differs, and of batch statistics."""
+        """Of parameters that arrive and do not act, of older ones that do, of dropout, and of batch statistics."""
         idle = [row for row in self.rows if row.idle]
         where = "; ".join(map(str, self.routes))
         if idle:
             yield errors.IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters"))
+        if self.outlives:
+            yield errors.OlderWeightsAct(*_outlives(self.outlives, where))
         if drops := [f"{name} {how}" for name, how in self.differs.items() if name.endswith(DROPS)]:
             cure = "call train() or eval() on both modules, and give both the same p"
             yield errors.DropoutDiffers(listed(drops, _NAMES_IN_SUMMARY), where, cure)
@@ -256,6 +260,10 @@ class SyncPlan:
             lines.append(f"unheld     sent, and in no optimizer {why}: {listed(self.unheld, at_most)}")
         if idle := [row.destination for row in self.rows if row.idle]:
             lines.append(f"idle       sent, and does not act: {listed(idle, at_most)}")
+        if self.outlives:
+            lines.append(
+                f"outlives   computed by older weights, and acts: {listed([*self.outlives], at_most)}"
+            )
         if self.unsent:
             lines.append(f"unsent     trained, and not sent: {listed(self.unsent, at_most)}")
         if self.unreached:
@@ -291,6 +299,18 @@ def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
         where,
         f"{cure}; declare leaves that need not act: Source(..., idle=('critic.*',))",
     )
+
+
+def _outlives(names: Mapping[str, bool], where: str) -> tuple[str, str, str]:
+    """What, where and cure of what older weights computed."""
+    cure = (
+        "give adopt='copy': it is a view of the memory that the parameters had before"
+        if all(names.values())
+        else "compute it from the weights at each call, or drop it in a mark_weight_update() of its module, "
+        "which rlsync calls at each adoption; carry the memory of an episode in the tensordict"
+    )
+    what = f"older weights computed {listed([*names], _NAMES_IN_SUMMARY)}, which still acts with newer ones"
+    return what, where, cure
 
 
 def _tally(rows: Sequence[Row]) -> str:

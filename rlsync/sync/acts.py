@@ -7,34 +7,28 @@ may compute with a detached twin, a dict of tensors, or a weight that was packed
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlsync.core.plan import listed
 from rlsync.sync.held import tensors_of
+from rlsync.sync.outlives import Call, Episode, own_values
+from rlsync.sync.undisturbed import present_memory, random_states, set_random_states, undisturbed
+from rlsync.tensors.derived import keepers, outdate
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.parts import memory_of
 from rlsync.tensors.target import Target, is_compiled
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-#: ``call(plain)``: what acts is called on one fixed input, without exploration; returns its outputs. The
-#: input is the first of an episode, or if not ``plain`` one in its middle, without zeros in floating-point
-#: numbers.
-Call = Callable[[bool], Sequence[Tensor]]
-
 _MANY = 24  #: with more leaves than this, gradients of one call speak for most of them
+_CHOICES = 8  #: with so many older weights a policy acts that returns only a choice: choices often agree
 _AT_MOST = 200  #: calls after which leaves are not examined any more, where gradients do not speak for them
 
 
@@ -48,10 +42,12 @@ class Acting:
     unknown: Mapping[str, str] = field(default_factory=dict)
     #: Tensors besides the leaves that shared memory with the learner, and are a worker's own now.
     owned: Sequence[str] = ()
-    #: Whether the idle parameters would act if they were copied into the module's own memory.
+    #: Whether all of these would act with what arrives, if it were copied into the module's own memory.
     by_copy: bool = False
     #: By destination: what it computes with besides its leaves, see :func:`rlsync.sync.held.settings_of`.
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    #: By destination: what the policy keeps of a computation with older weights, and acts with.
+    outlives: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def is_idle(self, destination: str, leaf: str) -> bool:
         return leaf in self.idle.get(destination, ())
@@ -74,28 +70,37 @@ class Acting:
     def of_all(cls, workers: Iterable[Acting]) -> Acting:
         """What all workers found out; a leaf that is idle in one of them is idle."""
         idle: dict[str, dict[str, None]] = {}
+        outlives: dict[str, dict[str, None]] = {}
         unknown: dict[str, str] = {}
         owned: dict[str, None] = {}
         settings: dict[str, dict[str, dict[str, None]]] = {}
         by_copy = True
         for worker in workers:
-            for destination, names in worker.idle.items():
-                idle.setdefault(destination, {}).update(dict.fromkeys(names))
+            for found, of_all in ((worker.idle, idle), (worker.outlives, outlives)):
+                for destination, names in found.items():
+                    of_all.setdefault(destination, {}).update(dict.fromkeys(names))
             unknown |= worker.unknown
             owned |= dict.fromkeys(worker.owned)
-            by_copy = by_copy and (worker.by_copy or not worker.idle)
+            by_copy = by_copy and (worker.by_copy or not (worker.idle or worker.outlives))
             for destination, texts in worker.settings.items():
                 for path, text in texts.items():
                     settings.setdefault(destination, {}).setdefault(path, {})[text] = None
-        one = {d: tuple(names) for d, names in idle.items()}
         each = {d: {path: " or ".join(texts) for path, texts in of.items()} for d, of in settings.items()}
-        return cls(one, unknown, tuple(owned), bool(idle) and by_copy, each)
+        return cls(
+            idle={d: tuple(names) for d, names in idle.items()},
+            outlives={d: tuple(names) for d, names in outlives.items()},
+            unknown=unknown,
+            owned=tuple(owned),
+            by_copy=bool(idle or outlives) and by_copy,
+            settings=each,
+        )
 
 
 def _speaking(call: Call, policy: nn.Module) -> Call:
     """The call, with the outputs of all parts of a policy that returns only a choice: choices often agree."""
-    if any(output.dtype.is_floating_point for output in call(True)):
-        return call
+    with undisturbed(policy):
+        if any(output.dtype.is_floating_point for output in call(True)):
+            return call
 
     def all_outputs(plain: bool) -> Sequence[Tensor]:
         outputs: list[Tensor] = []
@@ -118,58 +123,89 @@ def examined(
     modules: Mapping[str, nn.Module], call: Call, *, alias: Collection[str], within: nn.Module | None = None
 ) -> Acting:
     """Which leaves act, of destinations that are parts of ``within``; those in ``alias`` adopt by alias."""
-    idle: dict[str, Sequence[str]] = {}
-    unknown: dict[str, str] = {}
-    by_copy = True
+    found: dict[str, _Findings] = {}
     parts = None if within is None else set(within.modules())
     for destination, module in modules.items():
         if parts is not None and module not in parts:
-            unknown[destination] = "the policy does not contain it"
+            found[destination] = _Findings(why="the policy does not contain it")
             continue
+        whole = module if within is None else within
         try:
-            with undisturbed(module if within is None else within), torch.no_grad():
-                names, copied, why = _examined(
-                    module, destination, call, alias=destination in alias, within=within
-                )
+            with undisturbed(whole), torch.no_grad():
+                found[destination] = _examined(module, destination, call, destination in alias, whole)
         except Exception as error:  # noqa: BLE001 - the rollout will raise it, with more to say
-            names, copied, why = (), False, f"a call of it raises {type(error).__name__}"
-        if why:
-            unknown[destination] = why
-        if names:
-            idle[destination], by_copy = names, by_copy and copied
-    return Acting(idle, unknown, (), bool(idle) and by_copy)
+            found[destination] = _Findings(why=f"a call of it raises {type(error).__name__}")
+    wrong = [each for each in found.values() if each.idle or each.outlives]
+    return Acting(
+        idle={destination: each.idle for destination, each in found.items() if each.idle},
+        outlives={destination: each.outlives for destination, each in found.items() if each.outlives},
+        unknown={destination: each.why for destination, each in found.items() if each.why},
+        by_copy=bool(wrong) and all(each.by_copy for each in wrong),
+    )
 
 
-def _examined(
-    module: nn.Module, destination: str, call: Call, *, alias: bool, within: nn.Module | None
-) -> tuple[tuple[str, ...], bool, str]:
-    """The idle leaves of a destination, whether they would act by copy, and why nobody can tell."""
-    speaking = _speaking(call, module if within is None else within)
-    names, why = idle_leaves(module, destination, speaking, alias=alias)
-    if speaking is not call and 0 < len(names) < sum(1 for _ in module.parameters()):
-        return (), False, "the policy returns a choice alone, which few weights change"
-    if not (names and alias):
-        return names, False, why
-    return names, not set(idle_leaves(module, destination, speaking, alias=False)[0]) & set(names), why
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What was found out about one destination."""
+
+    idle: tuple[str, ...] = ()
+    outlives: tuple[str, ...] = ()
+    by_copy: bool = False  #: whether neither would be so by copy
+    why: str = ""  #: why nobody can tell
 
 
-def idle_leaves(module: nn.Module, where: str, call: Call, *, alias: bool) -> tuple[tuple[str, ...], str]:
-    """The parameters of ``module`` on which no output of ``call`` depends, or why nobody can tell. All
+def _examined(module: nn.Module, destination: str, call: Call, alias: bool, whole: nn.Module) -> _Findings:
+    speaking = _speaking(call, whole)
+    chooses = speaking is not call
+    tries = _CHOICES if chooses else 1
+    found = _findings(module, destination, speaking, alias, whole, tries)
+    if chooses and 0 < len(found.idle) < sum(1 for _ in module.parameters()):
+        found = replace(found, idle=(), why="the policy returns a choice alone, which few weights change")
+    if not alias or not (found.idle or found.outlives):
+        return found
+    copied = _findings(module, destination, speaking, False, whole, tries)
+    return replace(found, by_copy=not (copied.outlives or set(copied.idle) & set(found.idle)))
+
+
+def _findings(
+    module: nn.Module, destination: str, call: Call, alias: bool, whole: nn.Module, tries: int
+) -> _Findings:
+    specs = _float_parameters(module, destination)
+    if not specs:
+        return _Findings()
+    with undisturbed(whole):
+        idle, why = idle_leaves(module, destination, call, alias=alias, whole=whole)
+    if why or len(idle) == sum(not spec.tie for spec in specs):
+        return _Findings(idle, why=why)
+    alias = alias and not is_compiled(module)
+    episode = Episode(whole, Target(module, destination, specs), call, alias=alias)
+    older = ([8 * t for t in _image(specs, n * len(specs))] for n in range(1, 1 + tries))
+    outlives, why = episode.outliving(older, _image(specs, 0))
+    return _Findings(idle, outlives, why=why)
+
+
+def _float_parameters(module: nn.Module, where: str) -> list[LeafSpec]:
+    specs = Leaves(module, where).specs()
+    return [s for s in specs if s.kind == "parameter" and s.dtype.is_floating_point and s.payload_bytes]
+
+
+def idle_leaves(
+    module: nn.Module, where: str, call: Call, *, alias: bool, whole: nn.Module
+) -> tuple[tuple[str, ...], str]:
+    """The parameters of ``module`` on which no output of ``whole`` depends, or why nobody can tell. All
     parameters hold fixed numbers that are not zero, and one of them at a time holds others. Afterwards their
     memory and values are what they were; call it in :func:`undisturbed` for the rest.
     """
-    wanted = [s for s in Leaves(module, where).specs() if s.kind == "parameter" and s.dtype.is_floating_point]
-    specs = [spec for spec in wanted if spec.payload_bytes]
+    specs = _float_parameters(module, where)
     if not specs:
         return (), ""
-    # What packs a weight or caches it at its first call does so now, with the weights that are there.
-    call = _repeated(call)
     with torch.no_grad():
+        # What packs a weight or caches it at its first call does so now, with the weights that are there.
         call(True)
         target = Target(module, where, specs)
         alias = alias and not is_compiled(module)
-        with _own_values(target, alias=alias):
-            probe = _Probe(target, specs, call, alias=alias)
+        with own_values(target, alias=alias):
+            probe = _Probe(target, specs, _episodes(call, whole), alias=alias)
             left = [i for i, spec in enumerate(specs) if not spec.tie]
             for plain, positive in ((True, False), (False, False), (False, True)):
                 if left:
@@ -210,14 +246,11 @@ class _Probe:
         self._adopt = target.alias if alias else target.copy
         self._target = target
         self._calls = 0
-        self._number = {spec.name: i for i, spec in enumerate(specs)}
 
     def begin(self, *, plain: bool, positive: bool) -> None:
         self._plain = plain
-        owners = [self._number[spec.tie] if spec.tie else i for i, spec in enumerate(self._specs)]
-        own = {i: _values(self._specs[i], i, positive=positive) for i in set(owners)}
-        self._image = [own[i] for i in owners]
-        self._owners = owners
+        self._owners = _owners(self._specs)
+        self._image = _image(self._specs, 0, positive=positive)
         self._adopt(self._image)
         self._outputs = self._digest()
 
@@ -277,6 +310,18 @@ class _Probe:
         return digest(self._call(self._plain))
 
 
+def _owners(specs: Sequence[LeafSpec]) -> list[int]:
+    """For each leaf the number of the one whose memory it has."""
+    number = {spec.name: i for i, spec in enumerate(specs)}
+    return [number[spec.tie] if spec.tie else i for i, spec in enumerate(specs)]
+
+
+def _image(specs: Sequence[LeafSpec], seed: int, *, positive: bool = False) -> list[Tensor]:
+    owners = _owners(specs)
+    own = {i: _values(specs[i], seed + i, positive=positive) for i in set(owners)}
+    return [own[i] for i in owners]
+
+
 def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor:
     """Fixed numbers for a leaf, none of them zero, as large as those of a network at its start, or ``by``
     times as large.
@@ -289,82 +334,19 @@ def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor
     return (by * scaled).to(spec.dtype)
 
 
-def _repeated(call: Call) -> Call:
-    """The same call with the same random numbers each time."""
-    numbers = _random_states()
+def _episodes(call: Call, policy: nn.Module) -> Call:
+    """The call as an episode that begins anew each time, with the same random numbers: its first step alone,
+    or two steps. What a policy remembers of one call may be all on which a weight acts in the next.
+    """
+    numbers = random_states()
+    begin = present_memory(policy)
+    told = keepers([policy])
 
-    def again(plain: bool) -> Sequence[Tensor]:
-        _set_random_states(numbers)
-        return call(plain)
+    def act(plain: bool) -> Sequence[Tensor]:
+        begin()
+        outdate(told)  # weights have arrived in between
+        set_random_states(numbers)
+        outputs = call(True)
+        return outputs if plain else [*outputs, *call(False)]
 
-    return again
-
-
-@contextmanager
-def _own_values(target: Target, *, alias: bool) -> Iterator[None]:
-    """Afterwards the target's parameters have the memory and the values that they had before."""
-    held = [(tensor, tensor.data, None if alias else tensor.data.clone()) for tensor in target.live]
-    try:
-        yield
-    finally:
-        for tensor, memory, values in held:
-            tensor.data = memory
-            if values is not None:
-                memory.copy_(values)
-
-
-@contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Afterwards random numbers, and buffers and attributes of ``module``, are what they were."""
-    numbers = _random_states()
-    restores: list[Callable[[], object]] = []
-    for part in module.modules():
-        restores += [_kept(vars(part)), *map(_kept, vars(part).values()), *map(_kept, part._buffers.values())]
-    try:
-        yield
-    finally:
-        for restore in restores:
-            restore()
-        _set_random_states(numbers)
-
-
-_GENERATOR = type(torch.default_generator)
-
-
-def _kept(value: Any) -> Callable[[], object]:
-    """What gives an attribute back the content that it has now."""
-    match value:
-        case dict():
-            return partial(_refill, value, dict(value))
-        case list():
-            return partial(value.__setitem__, slice(None), list(value))
-        case _ if isinstance(value, _GENERATOR):
-            return partial(value.set_state, value.get_state())
-        case Tensor() if not isinstance(value, nn.Parameter):
-            return partial(_put_back, [(part, part.detach().clone()) for part in memory_of(value)])
-    return lambda: None
-
-
-def _refill(held: dict[str, Any], content: dict[str, Any]) -> None:
-    held.clear()
-    held.update(content)
-
-
-@torch.no_grad()
-def _put_back(held: Iterable[tuple[Tensor, Tensor]]) -> None:
-    for tensor, values in held:
-        if tensor.shape != values.shape or digest([tensor]) != digest([values]):
-            tensor.data = values
-
-
-def _random_states() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    if states[1] is not None:
-        torch.cuda.set_rng_state_all(states[1])
-    np.random.set_state(states[2])
-    random.setstate(states[3])
+    return act

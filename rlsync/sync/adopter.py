@@ -16,6 +16,7 @@ from rlsync.sync.acts import Acting
 from rlsync.sync.families import end_at_once
 from rlsync.sync.held import settings_of
 from rlsync.sync.verification import Answers, digests_of
+from rlsync.tensors.derived import KeepsDerived, keepers, outdate
 from rlsync.tensors.device import return_freed_memory
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
@@ -63,6 +64,8 @@ class Adopter:
     def __init__(self, handle: Handle, worker: int) -> None:
         self._worker = worker
         self._destinations: dict[str, Destination] = {}
+        self._within: Callable[[], object] = lambda: None
+        self._keepers: tuple[KeepsDerived, ...] = ()
         self._layout: Layout | None = None
         self._bindings: list[Binding] = []
         self._had: set[tuple[str, str]] = set()
@@ -70,10 +73,15 @@ class Adopter:
         self.reader: Subscriber = handle.subscribe(self._apply, worker)
         self.answers = Answers(self.reader, self._digests, self._arriving)
 
-    def place(self, destinations: Mapping[str, Destination]) -> None:
-        """Say where the weights of each destination go; those of other destinations are not taken."""
+    def place(
+        self, destinations: Mapping[str, Destination], within: Callable[[], object] = lambda: None
+    ) -> None:
+        """Say where the weights of each destination go; those of other destinations are not taken. ``within``
+        returns the policy of which destinations are parts, if there is one.
+        """
         self._let_go()
         self._destinations = dict(destinations)
+        self._within = within
 
     def note_acting(self, acting: Acting) -> None:
         """Tell the learner which leaves act here; before :meth:`tell`, after which it is asked for."""
@@ -145,6 +153,7 @@ class Adopter:
                 aliased |= binding.target.alias(mine)
             else:
                 binding.target.copy(mine)
+        outdate(self._keepers)
         self.answers.fresh = True
         self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
         self._bindings = [binding for binding in self._bindings if not binding.excluded]
@@ -165,6 +174,8 @@ class Adopter:
         ]
         self._own()
         self._layout, self._bindings = layout, bindings
+        acts = (place.find() for place in self._destinations.values())
+        self._keepers = keepers([self._within(), *acts])
 
     def _binding(self, layout: Layout, destination: str, views: Sequence[int], *, excluded: bool) -> Binding:
         leaves = [layout.entries[i].leaf for i in views]

@@ -274,6 +274,7 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> 
         for path, layer in acting.settings.get(b.destination, {}).items()
         if f".{path}".endswith(BATCH_STATISTICS)
     )
+    names = (acting.outlives.get(destination, ()) for destination in {b.destination for b in bound})
     rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
     around = endpoint.around()
     here = [tensor for b in bound for tensor in (endpoint.tensors(b.destination) or {}).values()]
@@ -289,6 +290,7 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> 
         ),
         differs=differs,
         batch_statistics=tuple(statistics),
+        outlives=dict.fromkeys((name for of_one in names for name in of_one), acting.by_copy),
         through_host=endpoint.publisher.transport.through_host,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.device import Lanes, Moment, all_on_cpu, is_queued, queued_devices
@@ -39,6 +40,7 @@ class Target:
         cpu = [i for i in self._parameters if self._live[i].is_cpu]
         self._pointed = [i for i in cpu if memory_key(self._live[i]) not in written]
         self._pointed_live = [self._live[i] for i in self._pointed]
+        self._counted = [tensor for tensor in self._pointed_live if not tensor.is_inference()]
         self._swapped = [i for i in self._parameters if is_queued(self._devices[i])]
         elsewhere = set(self._pointed) | set(self._swapped)
         self._rest = [i for i in self._parameters + self._buffers if i not in elsewhere]
@@ -64,6 +66,7 @@ class Target:
         """Point parameters at ``views``, copy the rest; returns whether ``views`` are read from now on."""
         for i in self._pointed:
             self._live[i].data = views[i]
+        increment_version(self._counted)  # .data does not: what is keyed on the version would be out of date
         if self._swapped:
             self._swap_in(views)
         self._copy(views, self._rest)
@@ -89,7 +92,7 @@ class Target:
 
     @torch.no_grad()
     def _copy(self, views: Sequence[Tensor], which: Sequence[int]) -> None:
-        live, arrived = [self._live[i].data for i in which], [views[i] for i in which]
+        live, arrived = [_written(self._live[i]) for i in which], [views[i] for i in which]
         if live and all(is_queued(tensor.device) for tensor in live):
             done = self._lanes.copy(live, arrived)
             done.order()
@@ -126,6 +129,7 @@ class Spare:
         acted = {i: self._live[i].data for i in self._own}
         for tensor, owner in zip(self._live, self._owners, strict=True):
             tensor.data = self._set[owner]
+        increment_version([tensor for tensor in self._live if not tensor.is_inference()])
         self._set = acted
         self._unread = Moment.now(self._devices)
 
@@ -135,9 +139,14 @@ def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
     """Copy each tensor of ``arrived`` into the leaf of the same name, cast to the leaf's dtype."""
     plain = [leaf for leaf in leaves.leaves if leaf.kind != "extra_state" and leaf.name in arrived]
     if plain:
-        mine = [leaf.read().data for leaf in plain]
+        mine = [_written(leaf.read()) for leaf in plain]
         torch._foreach_copy_(mine, [arrived[leaf.name] for leaf in plain])
     _set_extra_state(_arriving(leaves, arrived), arrived)
+
+
+def _written(tensor: Tensor) -> Tensor:
+    """What a copy into a live tensor is written to: itself, so that autograd counts the write."""
+    return tensor.data if tensor.is_inference() else tensor
 
 
 def _arriving(leaves: Leaves, arrived: Iterable[str]) -> dict[str, nn.Module]:

@@ -78,7 +78,7 @@ class WorkerSync:
         for destination, adopt in self._adopt_by.items():
             find = partial(self.module, destination)
             self._places[destination] = Destination(find, "copy" if compiled else adopt)
-        self._adopter.place(self._places)
+        self._adopter.place(self._places, self._policy)
         self._adopter.note_acting(self._examined(collector))
         self._adopter.tell()
 
@@ -86,6 +86,9 @@ class WorkerSync:
         collector = None if self._collector is None else self._collector()
         assert collector is not None, "it is in the middle of a rollout"
         return shadow_of(collector, self._call, self._modules())
+
+    def _policy(self) -> nn.Module | None:
+        return collectors.policy_of(self._collector and self._collector())
 
     def _modules(self) -> dict[str, object]:
         return {name: place.find() for name, place in self._places.items()}
@@ -101,7 +104,7 @@ class WorkerSync:
         """Take no more weights for ``destination``; whether it was the last one, and the board was left."""
         self._adopt_by.pop(str(destination), None)
         self._places.pop(str(destination), None)
-        self._adopter.place(self._places)
+        self._adopter.place(self._places, self._policy)
         if not self._adopt_by:
             self._adopter.close()
         return not self._adopt_by

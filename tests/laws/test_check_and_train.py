@@ -1,4 +1,4 @@
-"""``rlsync check`` finds what ``rlsync train`` finds: on environments that do one thing oddly, with each recipe."""
+"""``rlsync check`` finds what ``rlsync train`` finds, on environments that do one thing oddly, with each recipe."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_a_check_finds_what_a_run_finds_and_no_run_that_ends_well_has_a_wrong_nu
     words = (f"recipe={recipe}", *odd, *short, *COMMON)
     checked = run_program("rlsync", "check", "--json", *words, cwd=tmp_path, timeout_s=ENDS_WITHIN_S / 2)
     trained = run_program("rlsync", "train", "run_dir=run", *words, cwd=tmp_path, timeout_s=ENDS_WITHIN_S / 2)
-    both = f"check: {checked.returncode}\n{checked.stdout}{checked.stderr}\ntrain: {trained.returncode}\n{trained.stdout}{trained.stderr}"
+    both = "\n".join(
+        f"{done.args[1]}: {done.returncode}\n{done.stdout}{done.stderr}" for done in (checked, trained)
+    )
     told = json.loads(checked.stdout)
     assert told["ok"] == (trained.returncode == 0), both
     if trained.returncode:

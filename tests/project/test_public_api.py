@@ -37,6 +37,7 @@ PUBLIC = [
     "NothingLearns",
     "NothingPublished",
     "NothingToSync",
+    "OlderWeightsAct",
     "PathSyntaxError",
     "PublishError",
     "RayBoardScheme",

@@ -78,6 +78,58 @@ def test_each_version_acts_and_what_forward_changes_is_copied_out(
     assert (module.layer.weight.data_ptr() == pointer) is (adopt == "copy")
 
 
+class Kept(Counting):
+    """Keeps its weight as it was, until another address or another write is seen, or it is told."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key, self.kept_for, self.kept, self.told = key, None, None, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.layer.weight
+        key = {"address": weight.data_ptr(), "writes": weight._version, "told": self.told}[self.key]
+        if self.kept_for != key:
+            self.kept, self.kept_for = weight.detach().clone(), key
+        return self.kept
+
+    def mark_weight_update(self) -> None:
+        self.told += 1
+        if self.key == "address":
+            self.kept_for = None
+
+
+@both_ways
+@pytest.mark.parametrize("key", ["address", "writes", "told"])
+def test_what_a_module_keeps_of_its_weights_does_not_outlive_them(
+    board: CountedBoard, adopter: Adopter, adopt: Adopt, key: str
+) -> None:
+    module = Kept(key)
+    adopter.place({"policy": Destination(lambda: module, adopt)})
+    addresses = []
+    for version in (1, 2, 3):
+        publish(board, version)
+        adopter.adopt()
+        addresses.append(module.layer.weight.data_ptr())
+        if version != 2:  # no call, and the memory of version 1 comes back
+            assert module(torch.ones(1, 2))[0, 0] == version
+    assert addresses[0] == addresses[2]
+    assert module.told == 3
+    adopter.adopt()
+    assert module.told == 3, "nothing was adopted"
+
+
+def test_the_policy_around_a_destination_is_told_of_new_weights(
+    board: CountedBoard, adopter: Adopter
+) -> None:
+    module = Counting()
+    policy = Kept("told")
+    policy.inner = module
+    adopter.place({"policy": Destination(lambda: module)}, lambda: policy)
+    publish(board, 1)
+    adopter.adopt()
+    assert policy.told == 1
+
+
 def test_only_destinations_that_stand_here_are_taken_and_later_ones_from_then_on(
     board: CountedBoard, adopter: Adopter
 ) -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.collectors import BaseCollector, Collector, MultiSyncCollector
 from torchrl.modules import NoisyLinear
 
-from rlsync import BoardScheme, DoesNotAct, DropoutDiffers, IdleLeaves, Source, SyncWeights
-from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer, ours
-from tests.tools.parts import (
-    OBSERVATIONS,
-    make_collector,
-    make_policy,
-    make_ppo_loss,
-    make_workers,
+from rlsync import (
+    BoardScheme,
+    DoesNotAct,
+    DropoutDiffers,
+    IdleLeaves,
+    OlderWeightsAct,
+    Source,
+    SyncWeights,
 )
-from tests.tools.parts.acting import Functional, Scaled, Spare, Twin
+from rlsync.sync.adopter import Adopt
+from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer, ours
+from tests.tools.parts import ACTIONS, OBSERVATIONS, make_collector, make_policy, make_ppo_loss, make_workers
+from tests.tools.parts.acting import Functional, Scaled, Spare, Told, Twice, Twin
 from tests.tools.running import in_three_lines, running
 
 
@@ -142,3 +147,66 @@ def test_a_collector_in_this_process_is_examined_where_it_has_a_copy() -> None:
         assert not any(row.idle for row in plan.rows)
         assert (right._carrier == carrier).all()
         assert len(before) == 4
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+@pytest.mark.parametrize("adopt", ["alias", "copy", None])
+def test_what_older_weights_computed_is_warned_of_in_three_lines(adopt: str | None) -> None:
+    collector = make_collector(actor_of(Twice())) if adopt is None else workers(Twice(), BoardScheme(adopt))
+    with running(collector):
+        trainer = make_trainer(collector, trained(Twice(live=True)))
+        with pytest.warns(
+            OlderWeightsAct, match=r"older weights computed policy\.module\.0\.module\.packed"
+        ) as w:
+            hook = SyncWeights(ACTOR, trainer=trainer)
+        assert in_three_lines(next(each.message for each in w if each.category is OlderWeightsAct))
+        assert "outlives   computed by older weights, and acts: policy.module.0.module.packed" in str(
+            hook.plan
+        )
+
+
+def check_frames(collector: BaseCollector, hook: SyncWeights, net: nn.Module) -> None:
+    """Publish weights that are the number of their version: the logits of each frame must be of its stamp."""
+    batches = iter(collector)
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.fill_(hook.version + 1)
+        hook.publish()
+        frames = next(batches)
+        stamps = frames["next", "policy_version"]
+        assert set(stamps.flatten().tolist()) == {hook.version}
+        expected = hook.version * (frames["observation"].sum(-1, keepdim=True) + 1)
+        close = {"rtol": 0.01, "atol": 0.0}  # of bfloat16
+        logits = frames["logits"].float()
+        torch.testing.assert_close(logits, expected.expand_as(logits), **close)
+
+
+@pytest.mark.parametrize("make", [partial(nn.Linear, OBSERVATIONS, ACTIONS), Told])
+def test_frames_in_an_autocast_block_are_of_the_version_that_they_name(make: Callable[[], nn.Module]) -> None:
+    loss = trained(make())
+    with torch.autocast("cpu", torch.bfloat16), running(make_collector(actor_of(make()))) as collector:
+        hook = SyncWeights(ACTOR, trainer=make_trainer(collector, loss), max_unchanged_publishes=None)
+        check_frames(collector, hook, loss.actor_network)
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+@pytest.mark.parametrize("adopt", ["alias", "copy"])
+def test_workers_drop_what_they_packed_when_they_are_told_of_new_weights(adopt: Adopt) -> None:
+    loss = trained(Told())
+    with running(workers(Told(), BoardScheme(adopt))) as collector:
+        hook = SyncWeights(ACTOR, trainer=make_trainer(collector, loss), max_unchanged_publishes=None)
+        check_frames(collector, hook, loss.actor_network)
+
+
+def test_a_collector_that_torchrl_updates_drops_what_it_packed() -> None:
+    loss = trained(Told())
+    with running(make_collector(actor_of(Told()))) as collector:
+        SyncWeights(ACTOR, trainer=make_trainer(collector, loss))
+        next(iter(collector))
+        packed = collector.policy.module[0].module
+        assert packed.packed is not None
+        collector.update_policy_weights_()
+        assert packed.packed is None

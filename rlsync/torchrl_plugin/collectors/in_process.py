@@ -19,6 +19,7 @@ from rlsync.sync.held import settings_of
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.sample import Shadow
 from rlsync.sync.verification import Answers, Verification, digests_of
+from rlsync.tensors.derived import KeepsDerived, keepers, outdate
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -38,6 +39,7 @@ class InProcessEndpoint(Endpoint):
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self._found: dict[str, tuple[Path, Leaves]] = {}
+        self._keepers: tuple[KeepsDerived, ...] | None = None  # looked for when they are needed first
         self._call = collectors.policy_call(collector)
         self._acts: Acting | None = None
         self._unnumbered = False  # whether TorchRL has written what acts since the newest version
@@ -76,11 +78,13 @@ class InProcessEndpoint(Endpoint):
                 self._read.order()
                 self._unnumbered = True
                 type(collector).update_policy_weights_(collector, *args, **kwargs)
+                self._outdate()
                 if self.in_flight:
                     self._number()
 
     def locate(self, path: Path, where: str) -> Key:
         self._found[str(path)] = path, Leaves(self._walk(path, where), f"collector.{path}")
+        self._keepers = None
         return str(path), ""
 
     def specs(self, destination: str) -> list[LeafSpec]:
@@ -124,7 +128,15 @@ class InProcessEndpoint(Endpoint):
         if module is not leaves.root or not leaves.unchanged():
             leaves = Leaves(module, f"collector.{destination}")
             self._found[destination] = path, leaves
+            self._keepers = None
         return leaves
+
+    def _outdate(self) -> None:
+        """Drop what acts keeps of a computation with the weights of before."""
+        if self._keepers is None:
+            acts = [self._leaves(destination).root for destination in self._found]
+            self._keepers = keepers([collectors.policy_of(self.collector), *acts])
+        outdate(self._keepers)
 
     def _number(self) -> None:
         """Publish what acts, which TorchRL has written: its frames need a number of their own."""
@@ -169,6 +181,7 @@ class InProcessEndpoint(Endpoint):
         for destination in layout.destinations:
             mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
             write(self._leaves(destination), mine)
+        self._outdate()
         live = (tensor for name in layout.destinations for tensor in self._leaves(name).tensors())
         self._devices = queued_devices(live)
         self._written = Moment.now(self._devices)

@@ -22,9 +22,11 @@ from rlsync.core.plan import no_destination
 from rlsync.sync.bound_map import BoundMap, VersionCopies, VersionCopy
 from rlsync.sync.resolve import refuse_parts
 from rlsync.tensors.compare import check_same_leaves
+from rlsync.tensors.derived import keepers, outdate
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.tensors.target import write
 from rlsync.torchrl_plugin.compat import in_place_of
+from rlsync.torchrl_plugin.compat.collectors import policy_of
 
 _WHERE = "SyncWeights.pin"
 
@@ -102,10 +104,13 @@ def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
 
 
 def _write(collector: Any, weights: VersionCopy) -> None:
+    acts: list[object] = [policy_of(collector)]
     for destination in {destination for destination, _ in weights.leaves}:
         path, name = parse(destination), "the Evaluator's collector"
         module = walk(collector, path, error=DestinationNotFound, root_name=name, where=_WHERE)
         write(Leaves(module, f"the Evaluator's {destination}"), weights.of(destination))
+        acts.append(module)
+    outdate(keepers(acts))
 
 
 def _send(collector: Any, weights: VersionCopy) -> None:

@@ -27,7 +27,7 @@ from tests.tools.parts import (
     make_ppo_loss,
     make_workers,
 )
-from tests.tools.parts.acting import Functional, Normalised, Packed, Scaled, Spare, Twin
+from tests.tools.parts.acting import Attention, Functional, Normalised, Packed, Scaled, Spare, Twice, Twin
 from tests.tools.running import running
 
 X = torch.ones(1, OBSERVATIONS)
@@ -144,6 +144,34 @@ def test_an_ensemble_stacked_its_members_once(row: Row) -> None:
     named(row, Ensemble)
 
 
+def acts_as_from_the_start(kind: Callable[..., nn.Module]) -> bool:
+    """Whether a policy that acted before its weights were loaded answers as one that computes with them."""
+    answers = []
+    weights = kind(live=True).state_dict()
+    for live in (False, True):
+        policy = kind(live=live)
+        policy(X)
+        policy.load_state_dict(weights)
+        answers.append(policy(2 * X))
+    return torch.allclose(*answers)
+
+
+def test_a_weight_acts_twice_as_it_is_and_as_a_call_packed_it(row: Row) -> None:
+    named_of_older_weights(row, Twice)
+
+
+def test_an_attention_keeps_keys_and_values_of_older_weights(row: Row) -> None:
+    named_of_older_weights(row, Attention)
+
+
+def named_of_older_weights(fault: Row, kind: type[nn.Module]) -> None:
+    assert not acts_as_from_the_start(kind)
+    for live in (False, True):
+        learner = make_ppo_loss(actor_of(kind(live=True)))
+        said = register(make_trainer(make_collector(actor_of(kind(live=live))), learner))
+        assert said.lines == () if live else fault.is_named(said) is None
+
+
 def test_adapters_were_merged_once(row: Row) -> None:
     for live in (False, True):
         acting, learner = actor_of(Merged(live=live)), make_ppo_loss(actor_of(Merged(live=True)))
@@ -252,6 +280,7 @@ def test_the_compiler_froze_the_weights(row: Row, freezes: bool) -> None:
 
 @pytest.mark.processes
 @pytest.mark.seconds
+@pytest.mark.filterwarnings("ignore::rlsync.OlderWeightsAct")
 def test_a_worker_packs_a_weight_once(row: Row) -> None:
     for packs in (True, False):
         board = {"policy": BoardScheme()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tensordict import from_module
 from torch import Tensor, nn
@@ -52,6 +54,56 @@ class Packed(nn.Module):
         if self.packed is None:
             self.packed = self.net.weight.detach().t().contiguous()
         return x @ self.packed + self.net.bias
+
+
+class Told(Packed):
+    """Drops its packed weight when it is told of new ones."""
+
+    def mark_weight_update(self) -> None:
+        self.packed = None
+
+
+class Twice(Packed):
+    """Acts with its weight twice: as it is, and as it packed it. It packs anew if the key has changed."""
+
+    def __init__(self, key: Callable[[Tensor], object] | None = None, *, live: bool = False) -> None:
+        super().__init__(live=live)
+        self.key, self.packed_for = key, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.key is not None and self.packed_for != (key := self.key(self.net.weight)):
+            self.packed, self.packed_for = None, key
+        return super().forward(x) + self.net(x)
+
+
+class Attention(nn.Module):
+    """Attends to all steps so far, and keeps their keys and values, or if it is ``live`` their inputs."""
+
+    def __init__(self, *, live: bool = False) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(OBSERVATIONS, 8), nn.Linear(OBSERVATIONS, 8)
+        self.value, self.live = nn.Linear(OBSERVATIONS, ACTIONS), live
+        self.seen: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.live:
+            self.seen.append(x.clone())
+            self.keys = [self.key(x) for x in self.seen]
+            self.values = [self.value(x) for x in self.seen]
+        else:
+            self.keys.append(self.key(x))
+            self.values.append(self.value(x))
+        scores = torch.stack([(self.query(x) * key).sum(-1, keepdim=True) for key in self.keys])
+        return (scores.softmax(0) * torch.stack(self.values)).sum(0)
+
+
+class ToldAttention(Attention):
+    """Drops its keys and values when it is told of new weights."""
+
+    def mark_weight_update(self) -> None:
+        self.keys, self.values = [], []
 
 
 class Spare(nn.Module):

@@ -1,7 +1,7 @@
 """An environment that does one thing as a careless author writes it; in all else it is a counter.
 
-An observation counts the steps of its episode, each step is rewarded with 1, and an episode has LENGTH steps: so the
-return and the length of every whole episode are LENGTH, whatever acts.
+An observation counts the steps of its episode, each step is rewarded with 1, and an episode has LENGTH steps:
+so the return and the length of every whole episode are LENGTH, whatever acts.
 """
 
 from __future__ import annotations
