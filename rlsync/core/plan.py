@@ -194,7 +194,7 @@ class SyncPlan:
         return self
 
     def warnings(self) -> Iterator[errors.RlsyncWarning]:
-        """Of parameters that arrive and do not act, of older ones that do, of dropout, and of batch statistics."""
+        """Of parameters that do not act, of older ones that do, of dropout, and of batch statistics."""
         idle = [row for row in self.rows if row.idle]
         where = "; ".join(map(str, self.routes))
         if idle:

@@ -100,8 +100,8 @@ def test_keys_are_set_without_composing_once_more(
     words: tuple[str, ...], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed: list[object] = []
-    stock = composing.compose
-    monkeypatch.setattr(composing, "compose", lambda *a, **kw: composed.append(a) or stock(*a, **kw))
+    stock = own_hydra.compose
+    monkeypatch.setattr(own_hydra, "compose", lambda *a, **kw: composed.append(a) or stock(*a, **kw))
     (job,) = jobs_of(command_line.read(["recipe=dqn", "recipe.lr=0.5", *words]))
     assert (job.config.recipe.lr, job.config.seed) == (0.5, 1)
     assert len(composed) == times
@@ -202,6 +202,6 @@ def test_ctrl_c_while_hydra_composes_is_no_error_of_the_config(
         finally:  # as in OmegaConf, which puts flags back
             raise error("'NoneType' object has no attribute '_invalidate_flags_cache'")
 
-    monkeypatch.setattr(composing, "compose", stumble)
+    monkeypatch.setattr(own_hydra, "compose", stumble)
     assert main(["train", *PPO]) == 130
     assert capsys.readouterr().err == ""

@@ -73,6 +73,12 @@ TYPED: dict[str, dict[str, str]] = {
     },
     "an environment of one's own": {"env.id=my_envs:Point-v0": "name the folder that holds it in PYTHONPATH"},
     "no trigger": {"sync.when.every=null": "give one of them, for example sync.when.every=1"},
+    "keys below a value": {
+        "recipe.evaluation=${seed}": "",
+        "recipe.evaluation.every_frames=%": "rlsync train --cfg job prints all keys",
+    },
+    "what Hydra itself stumbles over": {"hydra/launcher=null": "rlsync train --cfg job prints all keys"},
+    "no list for Hydra": {"hydra.searchpath=...": "hydra.searchpath must be a list of strings"},
     "a number for a list": {"recipe.hidden=64": "a list is written in brackets: recipe.hidden=[64]"},
     "a map in braces": {"sync.map={policy:x}": "'sync.map=[{destination:policy,source:PATH}]'"},
     "a path for a map": {"sync.map=loss_module.actor_network": "sync.map.0.source=PATH"},

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -53,12 +52,14 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
     groups = own_hydra.group_names()
     options = [o for o in overrides if key_of(o) in groups]
     offered = partial(own_hydra.options, config_name=line.config_name, own=hydras)
-    errors = [e for o in options for e in refusals.of_option(o, offered(key_of(o)), line.unusable)]
-    if errors:  # what the keys are is not known
-        return None, errors
+    errors: list[ConfigError] = []
     decide = [*options, *(o for o in overrides if key_of(o) == "resume")]
     used = [*hydras, *(str(o.input_line) for o in decide)]
     try:
+        for o in options:
+            errors += refusals.of_option(o, offered(key_of(o)), line.unusable)
+        if errors:  # what the keys are is not known
+            return None, errors
         config, choices = _composed(line, used)
         resume = OmegaConf.select(config, "resume")
         run = line.folder / str(resume)
@@ -94,7 +95,7 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
 
 def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choices]:
     """A config without Hydra's part, and the choices that made it."""
-    config = compose(line.config_name, list(words), return_hydra_config=True)
+    config = own_hydra.composed(line.config_name, words)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
@@ -107,7 +108,8 @@ def _typed(config: DictConfig, folder: Path) -> Config:
         for key in OF_ONE_RUN:
             if (path := OmegaConf.select(config, key)) is not None:
                 config[key] = str(folder / str(path))
-        typed = OmegaConf.to_object(config)
+        with own_hydra.stumbles():
+            typed = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         where = error.full_key or "the configuration"
         raise ConfigError(first_line(error), where, SEE_ALL) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import initialize_config_dir, initialize_config_module
+from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -20,6 +20,7 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rlsync.cli.compose import refusals
 from rlsync.cli.compose.shipped import config_dir, look_beside
@@ -217,11 +218,32 @@ def options(group: str, config_name: str, own: Sequence[str]) -> list[str]:
     return loader.get_group_options(group, kind, config_name, list(own))
 
 
+@contextmanager
+def stumbles(over: str = "this") -> Iterator[None]:
+    """Around what Hydra and OmegaConf do by themselves: they check some words by assertions, and stumble over
+    others. Then, too, HydraException is raised.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        raise
+    except Exception as error:
+        what = f"Hydra cannot compose {over}: {type(error).__name__}: {first_line(error)}"
+        raise HydraException(what) from error
+
+
+def composed(config_name: str, words: Sequence[str]) -> DictConfig:
+    """What Hydra composes of these overrides, with Hydra's own part."""
+    with stumbles():
+        return compose(config_name, list(words), return_hydra_config=True)
+
+
 def set_keys(config: DictConfig, overrides: list[Override]) -> None:
     """Set keys that a composed config has, as Hydra does after it has composed."""
     for override in overrides:
         try:
-            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+            with stumbles(str(override.input_line)):
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
         except OmegaConfBaseException as error:
             raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
 

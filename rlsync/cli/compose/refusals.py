@@ -131,7 +131,8 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     key, _, value = guilty.lstrip("+~").partition("=")
     if "ListConfig" in what:
         cure = _A_MAP if key.startswith("sync.map") else f"a list is written in brackets: {key}=[{value}]"
-    return ConfigError(what, f"override {guilty}" if guilty else "the configuration", cure)
+    where = f"override {guilty}" if guilty else " ".join(["the configuration with", *words])
+    return ConfigError(what, where, cure)
 
 
 def raise_interrupt(error: Exception) -> None:
