@@ -1,4 +1,4 @@
-"""``rlsync check`` finds what ``rlsync train`` finds, with each recipe, on environments that do one odd thing."""
+"""``rlsync check`` finds what ``rlsync train`` finds: each recipe, on environments that do one odd thing."""
 
 from __future__ import annotations
 
