@@ -21,6 +21,7 @@ from rlsync.sync.acts import Acting, examined, in_mid_episode
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.held import own_shared_memory
 from rlsync.sync.sample import Shadow
+from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin.compat import collectors, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.collectors import PolicyCall
@@ -167,6 +168,10 @@ def acting_in(
     if isinstance(call, str) or policy is None:
         return Acting(unknown=dict.fromkeys(modules, call if isinstance(call, str) else _NO_MODULE))
 
+    if collectors.freezes_weights(collector):
+        # Calls cannot show it: those that look have code of their own, compiled with the weights of then.
+        return Acting(idle={name: _parameters(module, name) for name, module in modules.items()})
+
     def outputs(plain: bool, *, explores: bool = False) -> Sequence[Tensor]:
         given, output = call((lambda first: first) if plain else in_mid_episode, explores=explores)
         before, after = dict(given.items(True, True)), output.items(True, True)
@@ -183,6 +188,10 @@ def acting_in(
         for name, leaves in acting.idle.items()
     }
     return replace(acting, idle={name: leaves for name, leaves in idle.items() if leaves})
+
+
+def _parameters(module: nn.Module, where: str) -> list[str]:
+    return [spec.name for spec in Leaves(module, where).specs() if spec.kind == "parameter"]
 
 
 def shadow_of(collector: Collector, call: PolicyCall | str, places: Mapping[str, object]) -> Shadow:

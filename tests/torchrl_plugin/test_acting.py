@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 from torch import nn
 from torchrl.collectors import BaseCollector, Collector, MultiSyncCollector
 from torchrl.modules import NoisyLinear
@@ -105,6 +106,18 @@ def test_weights_that_act_in_exploration_alone_are_not_idle() -> None:
         with pytest.warns(IdleLeaves, match="spare.weight"):
             plan = SyncWeights(ACTOR, trainer=make_trainer(collector, trained(make()))).plan
     assert not any("sigma" in row.destination for row in plan.rows if row.idle)
+
+
+@pytest.mark.parametrize("options", [{}, {"options": {"freezing": True}}])
+def test_a_policy_whose_weights_the_compiler_will_freeze_is_refused(options: dict[str, object]) -> None:
+    """Before it is compiled. Calls that look whether weights act have code of their own."""
+    with inductor.patch(freezing=not options):
+        compiled = {"backend": "inductor", **options}
+        with running(make_collector(actor_of(Scaled()), compile_policy=compiled)) as collector:
+            with pytest.raises(DoesNotAct, match="arrives, and does not act"):
+                ours(make_trainer(collector, trained(Scaled())))
+        with running(make_collector(actor_of(Scaled()), compile_policy={"backend": "eager"})) as collector:
+            ours(make_trainer(collector, trained(Scaled())))
 
 
 def test_a_policy_to_which_nothing_is_sent_is_not_called() -> None:

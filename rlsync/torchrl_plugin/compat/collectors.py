@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -42,6 +43,16 @@ def has_own_policy_template(collector: MultiCollector) -> bool:
 def runs_compiled(collector: Collector) -> bool:
     """Whether the policy is compiled, or a CUDA graph: such code does not see a parameter's new memory."""
     return bool(collector.compiled_policy or collector.cudagraphed_policy)
+
+
+def freezes_weights(collector: Collector) -> bool:
+    """Whether the compiler writes the present weights into the policy's code: inductor's ``freezing``."""
+    chosen = collector.compiled_policy_kwargs
+    if not collector.compiled_policy or chosen.get("backend", "inductor") != "inductor":
+        return False
+    loaded = sys.modules.get("torch._inductor.config")  # seconds, where nobody has compiled
+    freezes = os.environ.get("TORCHINDUCTOR_FREEZING") == "1" if loaded is None else loaded.freezing
+    return bool((chosen.get("options") or {}).get("freezing", freezes))
 
 
 def collects_in_the_background(collector: object) -> bool:
