@@ -290,8 +290,8 @@ def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
     cure = (
         "give adopt='copy': the policy computes with the memory that the parameters had before"
         if by_copy
-        else "read the weights from the module at each call: keep no twin, packed, traced or quantised copy of "
-        "them, and compile without freezing"
+        else "read the weights from the module at each call: keep no twin, packed, traced or quantised copy "
+        "of them, and compile without freezing"
     )
     names = listed([row.destination for row in rows], _NAMES_IN_SUMMARY)
     return (
