@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Collection, Sequence
@@ -76,9 +77,10 @@ class WholeCheckpoint(StagedCheckpoint):
 
     def put(self, stage: Path, at: Path) -> None:
         _write_manifest(stage)
-        # What was linked took no room.
-        sizes = (file.stat() for file in stage.rglob("*") if file.is_file())
-        self._room_bytes = sum(facts.st_size for facts in sizes if facts.st_nlink == 1)
+        paths = [path.stat() for path in stage.rglob("*")]
+        linked = [facts for facts in paths if stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1]
+        # The blocks of what was written, and one for each name.
+        self._room_bytes = sum(4096 + 512 * facts.st_blocks for facts in paths if facts not in linked)
         _replace(at, stage)
 
     def _save(self, at: Path, options: dict[str, Any]) -> None:

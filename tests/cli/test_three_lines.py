@@ -16,14 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlsync.cli import machine
 from rlsync.cli.compose.reference import reference
 from rlsync.cli.main import Refused, main, output_read
-from rlsync.core.errors import printable
+from rlsync.core.errors import RlsyncError, printable
 from rlsync.core.path import parse
 from rlsync.recipes.bounds import caught
 from rlsync.recipes.checks import file_errors
 from rlsync.recipes.registry import names
 from rlsync.recipes.settings import CollectorConfig, Config
+from rlsync.transport.board.writer import BoardWriter
 from tests.cli.test_main import REPO
 from tests.tools.parts.namespaces import may_unshare
 from tests.tools.running import in_three_lines
@@ -43,9 +45,19 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 # ---------------------------------------------------------------------------------- the machine
 
 
+def refusing(number: int, *more: object) -> Callable[[], object]:
+    def refuse() -> None:
+        raise OSError(number, os.strerror(number), "/nowhere/x", None, *more)
+
+    return refuse
+
+
 @pytest.mark.parametrize(
     ("refused", "number"),
     [
+        *((refusing(number), number) for number in (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)),
+        *((refusing(number), number) for number in (errno.ENFILE, errno.EMLINK, errno.ENOSYS)),
+        (refusing(errno.EXDEV, "/else/x"), errno.EXDEV),
         (lambda: Path("/dev/full").write_text("x"), errno.ENOSPC),
         (lambda: Path("/dev/null/x").mkdir(), errno.ENOTDIR),
         (lambda: Path(LONG).mkdir(), errno.ENAMETOOLONG),
@@ -68,6 +80,13 @@ def test_what_the_machine_refuses_is_told_in_three_lines(
     assert caught.value.cure
     if number != errno.ENOSPC:  # a write does not tell where
         assert in_three_lines(caught.value)
+
+
+def test_a_user_who_may_start_no_more_threads_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(Refused) as caught, output_read(tmp_path):
+        raise RuntimeError("can't start new thread")
+    assert caught.value.what == "can't start new thread"
+    assert "ulimit -u" in caught.value.cure
 
 
 def test_the_errors_of_programs_stay_as_they_are(tmp_path: Path) -> None:
@@ -113,6 +132,23 @@ def test_a_run_on_a_machine_that_refuses_ends_in_three_lines(machine: str, tmp_p
     assert said, ended.stderr
     assert "\n  cure   " in where[0]
     assert "most recent call last" not in ended.stderr.partition("Exception ignored in")[0]
+
+
+def test_a_limit_of_file_sizes_that_a_board_does_not_fit_in_is_told_before_anything_runs() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, before[1]))
+    try:
+        (error,) = file_errors(Config())
+        (found,) = (finding for finding in machine.machine() if "board" in finding.what)
+        with pytest.raises(RlsyncError, match=r"no room for .* File too large") as refused:
+            BoardWriter()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found.verdict == "fail"
+    for cure in (error.cure, found.cure, refused.value.cure):
+        assert "ulimit -f unlimited" in cure
+    assert not list(file_errors(Config()))
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_told_before_anything_runs() -> None:

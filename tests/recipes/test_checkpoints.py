@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -22,7 +25,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from rlsync.cli.status import begin
 from rlsync.core import whole_file
-from rlsync.core.errors import ConfigError, RlsyncWarning
+from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.recipes import checkpoints, ppo
 from rlsync.recipes import trainer as recipe_trainer
 from rlsync.recipes.checkpoints import WholeCheckpoint, require_whole, taken
@@ -32,6 +35,7 @@ from rlsync.recipes.replay.row_segments import RowSegments
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, ROOM
 from rlsync.recipes.settings import CollectorConfig, Config
 from rlsync.recipes.trainer import RandomState
+from tests.recipes.test_row_segments import in_a_child
 from tests.tools.parts.power_cut import Disk, Image, put
 
 
@@ -234,6 +238,7 @@ def refusing(call: Callable[..., Any], number: int, name: str = "") -> Callable[
 
 
 os_link = os.link
+NOBODY = 65534
 
 #: What a file system may lack, with the error that it gives; perhaps for one folder alone.
 LACKS: dict[str, list[tuple[str, int, str]]] = {
@@ -282,6 +287,58 @@ def test_a_machine_that_stops_at_any_moment_leaves_the_checkpoint_before_or_the_
         newer.add((oldest, read.count))
     kept, replaced = [{(n, n + more) for n in range(saves + 1 - more)} for more in (0, 1)]
     assert newer == kept | replaced
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EIO])
+def test_a_folder_that_cannot_be_synced_is_no_error_unless_the_disk_failed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = make().save(tmp_path / CHECKPOINT)
+    monkeypatch.setattr(os, "fsync", refusing(os.fsync, number))
+    if number != errno.EIO:
+        assert make().save(tmp_path / CHECKPOINT) == saved
+    else:
+        with pytest.raises(RlsyncError, match="could not be written: Input/output error") as refused:
+            make().save(tmp_path / CHECKPOINT)
+        assert "dmesg" in refused.value.cure
+        assert f"resume={tmp_path} goes on from it" in refused.value.cure
+    assert str(taken(tmp_path, trusted=False)) == str(saved)
+
+
+def test_what_a_folder_cannot_do_is_told_before_a_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert whole_file.require_checkpoints(tmp_path / "run", "run_dir") == []
+    for call in ("rename", "link", "fsync"):
+        monkeypatch.setattr(os, call, refusing(getattr(os, call), errno.EINVAL))
+    lacks = ["link files", "rename folders", "sync folders"]
+    assert whole_file.require_checkpoints(tmp_path / "run", "run_dir") == lacks
+    assert list(tmp_path.iterdir()) == []
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(ConfigError, match="checkpoints cannot be written there: Function not") as refused:
+        whole_file.require_checkpoints(tmp_path / "run", "run_dir")
+    assert "another one, with run_dir=FOLDER" in refused.value.cure
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs the right to become another user")
+@pytest.mark.processes
+def test_a_user_who_may_start_no_thread_has_checkpoints_too(tmp_path: Path) -> None:
+    def save() -> None:
+        with TemporaryDirectory(dir="/tmp") as folder:
+            os.chown(folder, NOBODY, NOBODY)
+            resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # root has no limit
+            os.setuid(NOBODY)
+            with pytest.raises(RuntimeError, match="new thread"):
+                threading.Thread(target=print).start()
+            make().save(Path(folder) / CHECKPOINT)
+            found = taken(Path(folder), trusted=False)
+            os._exit(7 if found is not None else 1)
+
+    assert in_a_child(save) == 7
 
 
 @pytest.mark.one_case
