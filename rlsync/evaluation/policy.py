@@ -23,7 +23,7 @@ class Policy(nn.Module):
 
     It takes observations as the run's environment gives them, those of Atari games stacked, pictures with
     their channels first, and normalises them itself. Actions are members of the environment's space: one of
-    the numbers that its choices have, or numbers within their bounds, in its dtype.
+    the numbers that it calls its choices, or numbers within their bounds, in its dtype.
 
     A policy with a :attr:`memory` takes a state, and returns the next one with the action. In the state are
     ``is_init`` (where an episode begins), ``reward`` if the network reads the last one, and what the player

@@ -246,7 +246,7 @@ def test_a_file_acts_as_the_policy_and_says_what_it_is(case: str, suffix: str, t
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "bool"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "uint8", "bool"])
 @pytest.mark.each_value
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 def test_a_file_takes_float32_of_an_environment_with_numbers_of_another_dtype(
