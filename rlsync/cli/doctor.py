@@ -18,10 +18,12 @@ from rlsync.cli.machine import Finding, Grade, machine, packages, worst
 from rlsync.cli.main import parser_of
 from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.plan import listed
+from rlsync.evaluation.try_out import overwritten
 from rlsync.recipes.settings import Config, EnvConfig
 from rlsync.recipes.spaces import played
 from rlsync.sync.verification import OUTPUTS_CURE
 from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome, examine
+from rlsync.workers.envs.specs import GymnasiumEnvs
 
 _EXAMPLES = """examples:
   rlsync doctor                           can this machine run rlsync?
@@ -32,7 +34,8 @@ _EXAMPLES = """examples:
 
 --trainer runs the file in a process of its own, changes the learner's weights, publishes once through
 the trainer's own hook (rlsync's or TorchRL's), looks into every worker, and ends every process it started.
---env uses two processes, whose global random generators differ, one seed and the same actions.
+--env uses two processes, whose global random generators differ, one seed and the same actions. It also says
+whether the environment writes into an answer later, as TorchRL's GymEnv does not allow.
 
 exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
 """
@@ -64,7 +67,8 @@ def main(arguments: list[str]) -> int:
     named = given.target if given.trainer is None else given.trainer
     target = None if named is None else users_trainer.target_of(named)
     jobs = [] if given.env is None else jobs_of(command_line.read(given.env))
-    findings = [env_finding(job.config, given.timeout_s) for job in jobs] or [*packages(), *machine()]
+    findings = [f for job in jobs for f in env_findings(job.config, given.timeout_s)]
+    findings = findings or [*packages(), *machine()]
     if target is not None:
         findings += trainer_findings(target, given.timeout_s)
     if given.json:
@@ -100,25 +104,39 @@ def show(findings: list[Finding], console: Console) -> None:
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
-def env_finding(config: Config, timeout_s: float) -> Finding:
-    """Play an environment in two processes, and say whether its seed decides what it answers."""
+def env_findings(config: Config, timeout_s: float) -> list[Finding]:
+    """Play an environment in two processes, and say whether its seed decides what it answers, and whether it
+    writes into an answer later.
+    """
     env, seed = config.env, config.seed
-    plays: list[Any] = [users_trainer.run_apart(_play, env, seed, each, timeout_s) for each in (1, 2)]
-    for play in plays:
-        if isinstance(play, users_trainer.Failed):
-            return Finding("fail", env.id, play.why, play.cure)
+    said: list[Any] = [users_trainer.run_apart(_play, env, seed, each, timeout_s) for each in (1, 2)]
+    for each in said:
+        if isinstance(each, users_trainer.Failed):
+            return [Finding("fail", env.id, each.why, each.cure)]
+    (one, written), (other, _) = said
+    return [_decided(env.id, one, other), *(_written(env.id, part) for part in written)]
+
+
+def _decided(name: str, *plays: list[tuple[str, dict[str, int]]]) -> Finding:
     for (moment, one), (_, other) in zip(*plays, strict=False):
         for key in (key for key in one if one[key] != other[key]):
             what = f"the environment is not decided by its seed: the {key} of {moment} differs"
             cure = "draw from self.np_random alone, which reset(seed=...) seeds; and let no clock decide"
-            return Finding("fail", env.id, what, cure)
+            return Finding("fail", name, what, cure)
     same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
-    return Finding("ok", env.id, f"the environment is decided by its seed: {same}")
+    return Finding("ok", name, f"the environment is decided by its seed: {same}")
+
+
+def _written(name: str, part: str) -> Finding:
+    what = f"the environment writes into its {part} after it has answered: recipes copy it, and frames of "
+    what += "TorchRL's GymEnv and GymWrapper would show what came later"
+    return Finding("warn", name, what, "return a new array each time, for example array.copy()")
 
 
 def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:
     say(users_trainer.Stage(f"playing {env.id}", timeout_s))
-    say([*played(env, seed, elsewhere)])
+    plays, spec = [*played(env, seed, elsewhere)], env.spec()
+    say((plays, overwritten(spec, seed) if isinstance(spec, GymnasiumEnvs) else []))
 
 
 def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:

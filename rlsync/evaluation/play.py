@@ -23,8 +23,7 @@ from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.actions import DiscreteActions
-from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory, make_venv
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
 from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, VectorEnvs
 from rlsync.workers.player import Player, Seat
 
@@ -200,26 +199,6 @@ def play(
         owed = [steps for steps, more in zip(length.tolist(), left, strict=True) if more]
         waited.step(max(owed, default=0), ended=bool(ended))
         yield ended
-
-
-def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator[EnvStep]:
-    """Take random actions in environments that have been reset, and yield what they answer."""
-    for _ in range(steps):
-        if isinstance(envs.actions, DiscreteActions):
-            action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator, device="cpu")
-        else:
-            action = torch.randn(envs.num_envs, envs.actions.size, generator=generator, device="cpu")
-        envs.send(action)
-        yield envs.recv()
-
-
-def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = 100) -> None:
-    """Make environments and take random actions in them; raises the ConfigError of the first answer that
-    nothing here could read, see :mod:`rlsync.workers.envs.answers`, and whatever they raise themselves.
-    """
-    with closing(make_venv(spec, num_envs, seed)) as envs:
-        for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps):
-            pass
 
 
 class _Pictures(RenderCollection[Any, Any]):

@@ -24,8 +24,9 @@ from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.plan import POLICY
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.evaluator import Evaluator, board_of
-from rlsync.evaluation.play import Patience, filmed, play, random_steps
+from rlsync.evaluation.play import Patience, filmed, play
 from rlsync.evaluation.process import EvaluationJob, Filming, best_in
+from rlsync.evaluation.try_out import random_steps
 from rlsync.recipes.checks import VIDEO_KEY
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig
 from rlsync.recipes.registry import Recipe, recipe_of

@@ -18,7 +18,7 @@ from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 from torchrl.modules import AdditiveGaussianModule
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
-from rlsync.evaluation.play import random_steps
+from rlsync.evaluation.try_out import random_steps
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.tensors.digest import digest
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, actions_of

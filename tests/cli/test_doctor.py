@@ -53,6 +53,7 @@ from tests.tools.parts import (
     undecided,
     wait_until,
 )
+from tests.tools.parts.answering_envs import SAME_ARRAY
 from tests.tools.programs import run_program
 
 REPO = Path(__file__).resolve().parents[2]
@@ -563,6 +564,15 @@ def test_an_environment_is_played_twice_and_what_its_seed_does_not_decide_is_nam
     ended, said = said_by(capsys, "--env", "recipe=impala", f"env.id={env}", "seed=3")
     assert (ended, [*said]) == (status, [env])
     assert found in said[env]["found"]
+
+
+@pytest.mark.usefixtures("forked_builds")
+def test_an_environment_that_writes_into_its_answers_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--env", f"env.id={SAME_ARRAY}"]) == 0
+    decided, *written = json.loads(capsys.readouterr().out)["findings"]
+    assert decided["verdict"] == "ok"
+    assert [finding["verdict"] for finding in written] == ["warn", "warn"]
+    assert all("writes into its" in finding["found"] for finding in written)
 
 
 def test_an_override_that_is_wrong_is_refused_before_an_environment_is_played(

@@ -10,7 +10,8 @@ from torch import Tensor
 from torchrl.envs import GymEnv
 
 from rlsync.core.errors import ConfigError, WorkerLost
-from rlsync.evaluation.play import FilmedGymnasium, try_out
+from rlsync.evaluation.play import FilmedGymnasium
+from rlsync.evaluation.try_out import overwritten, try_out
 from rlsync.recipes.env_settings import EnvConfig, RenderedConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
 from rlsync.recipes.spaces import make_env
@@ -187,6 +188,14 @@ def test_a_frame_of_a_recipe_keeps_what_it_was_made_of(kept: str, num_envs: int)
     assert numbers([*frames["observation"]]) == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert numbers([*frames["next", "observation"]]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
     assert numbers([*frames["next", "reward"]]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("kept", "parts"),
+    [("always", ["observation", "reward"]), ("resets", ["observation"]), ("constant", [])],
+)
+def test_what_an_environment_writes_into_later_is_named(kept: str, parts: list[str]) -> None:
+    assert sorted(overwritten(GymnasiumEnvs(SAME_ARRAY, {"kept": kept}))) == parts
 
 
 def test_pictures_that_are_drawn_into_one_array_are_kept_in_frames_and_films() -> None:

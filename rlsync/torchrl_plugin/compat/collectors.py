@@ -22,6 +22,7 @@ from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_t
 from rlsync.core.errors import BoardClosed
 from rlsync.sync.families import end_group, lead_group
 from rlsync.torchrl_plugin.compat import distributed, in_place_of, present_method
+from rlsync.torchrl_plugin.compat.frames import FramesWatch
 
 
 class SeededCollector(Collector):
@@ -71,14 +72,15 @@ def around_rollouts(
 ) -> None:
     """Run every rollout inside ``enter(collector)``, in the thread that acts; not by ``pre_collect_hook``,
     which a hook of the user's would replace. An LLMCollector's ``rollout`` is a property, which returns one
-    of several methods: that one is wrapped.
+    of several methods: that one is wrapped. ConfigError in the first ones, if frames change later.
     """
     several = isinstance(type(collector).rollout, property)
+    frames = FramesWatch()
     name = collector.rollout.__name__ if several else "rollout"
 
     @in_place_of(collector, name)
     def rollout(self: Collector) -> Any:
-        with enter(self):
+        with enter(self), frames.rollout(self):
             return getattr(type(self), name)(self)
 
 

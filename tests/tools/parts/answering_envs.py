@@ -91,33 +91,46 @@ class SameArray(gymnasium.Env[Any, Any]):
     """Observes the number of its step, in one array that it changes; it draws into one array, too.
 
     Args:
-        kept: what is one array: "always", "steps" (a reset makes a new one) or "two" (by turns).
+        kept: when it is one array: "always", in "steps", in "resets" (which then observe the number of the
+            episode), "two" by turns, or "constant", which never changes.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
-    observation_space = Box(0, 100, (3,), np.float32)
+    observation_space = Box(0, 100, (4,), np.float32)
     action_space = Discrete(2)
 
     def __init__(self, kept: str = "always", render_mode: str | None = None) -> None:
-        self.kept, self.render_mode, self.steps = kept, render_mode, 0
-        self.arrays = [np.zeros(3, np.float32), np.zeros(3, np.float32)]
+        self.kept, self.render_mode, self.steps, self.episode = kept, render_mode, 0, -1
+        self.arrays = [np.zeros(4, np.float32), np.zeros(4, np.float32)]
         self.reward = np.zeros((), np.float32)
         self.picture = np.zeros((8, 8, 3), np.uint8)
 
     def _observed(self) -> Any:
+        number = self.steps
+        match self.kept:
+            case "constant":
+                number = 7
+            case "resets" if self.steps == 0:
+                number = self.episode
+            case "steps" if self.steps == 0:
+                return np.zeros(4, np.float32)
+            case "resets":
+                return np.full(4, number, np.float32)
         array = self.arrays[self.steps % 2 if self.kept == "two" else 0]
-        array[:] = self.steps
+        array[:] = number
         return array
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         super().reset(seed=seed)
         self.steps = 0
-        return self._observed().copy() if self.kept == "steps" else self._observed(), {}
+        self.episode += 1
+        return self._observed(), {}
 
     def step(self, action: Any) -> Any:
         self.steps += 1
         self.reward[...] = self.steps
-        return self._observed(), self.reward, False, False, {}
+        reward = float(self.steps) if self.kept in ("resets", "constant") else self.reward
+        return self._observed(), reward, False, False, {}
 
     def render(self) -> Any:
         self.picture[:] = 20 * self.steps

@@ -1,0 +1,82 @@
+"""Whether frames change after they were made: TorchRL keeps an environment's arrays, and copies them late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from textwrap import shorten
+from typing import Any
+
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.collectors import Collector
+from torchrl.envs import EnvBase
+
+from rlsync.core.errors import ConfigError
+
+_HELD = 8  #: steps whose answers are compared with what they were
+_WATCHED = 2 * _HELD  #: steps after which an environment is trusted
+_WIDTH = 90
+_STEP = "step_and_maybe_reset"
+
+
+class FramesWatch:
+    """Refuses an environment that writes into what it has answered, in its first rollouts. A frame is copied
+    at the end of a rollout, or when it is added to a replay buffer: until then it shares the memory of what
+    GymWrapper was given. It would show a later observation than the policy has seen, as its next, too.
+    """
+
+    def __init__(self) -> None:
+        self._answers: list[tuple[NestedKey, Tensor, Tensor]] = []  # key, what was answered, and its copy
+        self._steps = 0
+
+    @contextmanager
+    def rollout(self, collector: Collector) -> Iterator[None]:
+        """Watch one rollout.
+
+        Raises:
+            ConfigError: after it, if an answer to one of its first steps is no longer what it was.
+        """
+        env = collector.env
+        if self._steps >= _WATCHED or not isinstance(env, EnvBase):
+            yield
+            return
+        step_and_maybe_reset, others = env.step_and_maybe_reset, vars(env).get(_STEP)
+
+        def step(tensordict: TensorDictBase) -> Any:
+            stepped, root = step_and_maybe_reset(tensordict)
+            if self._steps < _HELD:
+                self._hold(env, stepped.get("next"))
+                self._hold(env, root)
+            self._steps += 1
+            return stepped, root
+
+        if not self._steps:
+            self._hold(env, collector._carrier)
+        setattr(env, _STEP, step)
+        try:
+            yield
+        finally:
+            delattr(env, _STEP)
+            if others is not None:
+                setattr(env, _STEP, others)
+        self._compare(env)
+
+    def _hold(self, env: EnvBase, answer: TensorDictBase) -> None:
+        for key in (*env.observation_spec.keys(True, True), *env.reward_keys):
+            with suppress(RuntimeError):  # of different shapes in several environments
+                value = answer.get(key, None)
+                if isinstance(value, Tensor):
+                    self._answers.append((key, value, value.clone()))
+
+    def _compare(self, env: EnvBase) -> None:
+        for key, answer, copy in self._answers:
+            same = (answer == copy) | ((answer != answer) & (copy != copy))
+            if not same.all():
+                what = (
+                    f"the environment has written into {key!r} after it had answered it: the frames are wrong"
+                )
+                cure = "return a new array from reset() and from step(), for example array.copy()"
+                raise ConfigError(what, f"the first rollouts in {shorten(str(env), _WIDTH)}", cure)
+        if self._steps >= _WATCHED:
+            self._answers.clear()
