@@ -66,7 +66,7 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
 
-class CheckedVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
+class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1's takes no types
     """A vector environment whose answers have the form above, once for each of its environments. Of
     ``info["final_obs"]`` it keeps what is read: the last observations of truncated episodes, by number.
     """
