@@ -18,6 +18,7 @@ from rlsync.core.extensions import BOARD
 from rlsync.recipes import registry
 from rlsync.recipes.evaluating import tried_by_evaluations, tried_by_workers, whether_episodes_end
 from rlsync.recipes.settings import ClusterConfig, LoggerConfig
+from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
 
 _EXAMPLES = """examples:
   rlsync check                                   the defaults
@@ -107,6 +108,7 @@ def _start(job: Job) -> None:
         with shut_down(replace(job, config=config).build()) as trainer:
             if config.env.names_module:
                 next(iter(trainer.collector))
+            run_shutdown_operations(trainer)  # an evaluator still writes into the folder
 
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:

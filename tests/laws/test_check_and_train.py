@@ -68,6 +68,7 @@ def test_a_check_finds_what_a_run_finds_and_no_run_that_ends_well_has_a_wrong_nu
     both = "\n".join(
         f"{done.args[1]}: {done.returncode}\n{done.stdout}{done.stderr}" for done in (checked, trained)
     )
+    assert checked.returncode in (0, 2), both
     told = json.loads(checked.stdout)
     assert told["ok"] == (trained.returncode == 0), both
     if trained.returncode:
