@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import statistics
 import sys
@@ -25,11 +24,12 @@ from torchrl.trainers import Trainer
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync import BoardScheme, SyncWeights
-from rlsync.cli.main import parser_of
+from rlsync.cli.main import parser_of, print_document
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Stamp
 from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.whole_file import json_of
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # other output goes to stderr
         rows = [measure(model, size, given.workers, given.trials) for model, size in sizes.items()]
     if given.json:
-        print(json.dumps({"torch": torch.__version__, "rows": [asdict(row) for row in rows]}, indent=2))
+        print_document(json_of({"torch": torch.__version__, "rows": [asdict(row) for row in rows]}))
     else:
         print(f"one publish to {given.workers} worker processes")
         Console(highlight=False).print(table(rows))

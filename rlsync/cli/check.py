@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -11,10 +10,11 @@ from tempfile import TemporaryDirectory
 
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import Job, examined_jobs, try_checkpoints
-from rlsync.cli.main import EXIT_USAGE, parser_of
+from rlsync.cli.main import EXIT_USAGE, parser_of, print_document
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.core.errors import RlsyncError
 from rlsync.core.extensions import BOARD
+from rlsync.core.whole_file import json_of
 from rlsync.recipes import registry
 from rlsync.recipes.evaluating import tried_by_evaluations, tried_by_workers, whether_episodes_end
 from rlsync.recipes.settings import ClusterConfig, LoggerConfig
@@ -48,7 +48,10 @@ def main(arguments: list[str]) -> int:
     for job, facts in zip(jobs, told, strict=True):
         if not errors:
             errors += _try(job, facts, line.config_dir)
-    print(as_json(errors, told) if given.json else as_text(errors, told))
+    if given.json:
+        print_document(as_json(errors, told))
+    else:
+        print(as_text(errors, told))
     return EXIT_USAGE if errors else 0
 
 
@@ -122,4 +125,4 @@ def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
 def as_json(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
     """``{"ok": ..., "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}]}``."""
     wrong = [{"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors]
-    return json.dumps({"ok": not errors, "errors": wrong, "configs": told}, indent=2)
+    return json_of({"ok": not errors, "errors": wrong, "configs": told})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
-from rlsync.cli.main import EXIT_FAILED, parser_of
+from rlsync.cli.main import EXIT_FAILED, parser_of, print_document
 from rlsync.cli.run_folder import tell_without_end
 from rlsync.core.schedule import Life, lives_in, runs_compared
+from rlsync.core.whole_file import json_of
 from rlsync.recipes.run_files import SCHEDULE
 
 _EXAMPLES = """examples:
@@ -31,7 +31,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given = parser.parse_args(arguments)
     found = runs_compared(_lives(given.one), _lives(given.other))
-    print(json.dumps(asdict(found)) if given.json else found)
+    if given.json:
+        print_document(json_of(asdict(found), None))
+    else:
+        print(found)
     return EXIT_FAILED if found.unequal or not found.equal or any(found.alone) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from typing import Any
@@ -15,9 +14,10 @@ from rlsync.cli import users_trainer
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
 from rlsync.cli.machine import Finding, Grade, machine, packages, worst
-from rlsync.cli.main import parser_of
+from rlsync.cli.main import parser_of, print_document
 from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.plan import listed
+from rlsync.core.whole_file import json_of
 from rlsync.evaluation.try_out import overwritten
 from rlsync.recipes.settings import Config, EnvConfig
 from rlsync.recipes.spaces import played
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     if target is not None:
         findings += trainer_findings(target, given.timeout_s)
     if given.json:
-        print(as_json(findings))
+        print_document(as_json(findings))
     elif given.markdown:
         print(as_markdown(findings))
     else:
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
 
 def as_json(findings: list[Finding]) -> str:
     """``{"verdict": ..., "findings": [{"verdict", "what", "found", "cure"}, ...]}``."""
-    return json.dumps({"verdict": worst(findings), "findings": [asdict(f) for f in findings]}, indent=2)
+    return json_of({"verdict": worst(findings), "findings": [asdict(f) for f in findings]})
 
 
 def as_markdown(findings: list[Finding]) -> str:

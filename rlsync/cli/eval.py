@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -15,10 +14,11 @@ from torchrl.checkpoint import Checkpoint
 
 from rlsync.cli import trust
 from rlsync.cli.compose.composing import written
-from rlsync.cli.main import parser_of
+from rlsync.cli.main import parser_of, print_document
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
+from rlsync.core.whole_file import json_of
 from rlsync.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, load, load_best
 from rlsync.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
         if shown is not None:
             played = shown.episode
             facts["video"] = {"file": str(shown.file), "return": played.total, "length": played.length}
-        print(json.dumps(facts, indent=2))
+        print_document(json_of(facts))
     elif not given.no_video:
         print(f"no video: {why_none}" if shown is None else f"video {shown}")
     return 0

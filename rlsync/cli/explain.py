@@ -11,7 +11,7 @@ from rlsync import SyncPlan, SyncWeights
 from rlsync.cli import trust, users_trainer
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
-from rlsync.cli.main import parser_of
+from rlsync.cli.main import parser_of, print_document
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -43,7 +43,10 @@ def main(arguments: list[str]) -> int:
     own += [trust.FLAG] if given.trust else []
     target = named_target(given.target)
     plan = plan_of_config([*own, *given.target]) if target is None else plan_apart(target, given.timeout_s)
-    print(plan.to_json() if given.json else plan.table())
+    if given.json:
+        print_document(plan.to_json())
+    else:
+        print(plan.table())
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
@@ -11,12 +10,12 @@ import torch
 from rlsync import __version__
 from rlsync.cli import trust
 from rlsync.cli.eval import checkpoint_of, config_of
-from rlsync.cli.main import parser_of
+from rlsync.cli.main import parser_of, print_document
 from rlsync.cli.policy import Which
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Reserved
-from rlsync.core.whole_file import record_in
+from rlsync.core.whole_file import json_of, record_in
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
 from rlsync.evaluation.export import OBSERVATIONS, check_file, export
 from rlsync.evaluation.play import at_once
@@ -65,7 +64,7 @@ def main(arguments: list[str]) -> int:
         apart = export(policy, envs, given.file)
     if given.json:
         told = {"file": str(given.file), "largest_difference": apart, "metadata": policy.metadata()}
-        print(json.dumps(told, indent=2))
+        print_document(json_of(told))
     else:
         print(f"{given.file}: {policy.trained}  digest {policy.digest()}")
         print(f"compared on {OBSERVATIONS:,} observations: outputs differ by {apart:.2g} at most")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
@@ -15,10 +14,11 @@ from torch import Tensor
 from rlsync import Rerun
 from rlsync.cli import trust
 from rlsync.cli.eval import config_of
-from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
+from rlsync.cli.main import EXIT_FAILED, output_read, parser_of, print_document
 from rlsync.cli.rerun import jobs_again, trainer_again, wanted
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import named
+from rlsync.core.whole_file import json_of
 from rlsync.recipes.parts import making
 from rlsync.recipes.rerun import frame_of, kept_frame, lives_to_repeat, watch_frame
 from rlsync.recipes.settings import EnvConfig
@@ -72,7 +72,10 @@ def main(arguments: list[str]) -> int:
     told["equal"]["recorded version"] = bool(seen.get("policy_version", -1) == made.version)
     told["rerun"] = str(found)
     lines = (f"{name:<18} {shorten(str(value), 400, placeholder=' ...')}" for name, value in told.items())
-    print(json.dumps(told) if given.json else "\n".join(lines))
+    if given.json:
+        print_document(json_of(told, None))
+    else:
+        print("\n".join(lines))
     return EXIT_FAILED if found.unequal or not all(told["equal"].values()) else 0
 
 

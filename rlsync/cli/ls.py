@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlsync.cli.compose import shipped
-from rlsync.cli.main import parser_of
+from rlsync.cli.main import parser_of, print_document
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import check_choice
+from rlsync.core.whole_file import json_of
 
 _EXAMPLES = """examples:
   rlsync ls
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
             {"group": c.group, "name": c.name, "description": c.description(), "path": str(c.path)}
             for c in found
         ]
-        print(json.dumps(rows, indent=2))
+        print_document(json_of(rows))
     else:
         table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
         for config in found:
@@ -66,7 +66,7 @@ def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
 
     keys = reference(words, own)
     if as_json:
-        print(json.dumps([asdict(key) for key in keys], indent=2))
+        print_document(json_of([asdict(key) for key in keys]))
         return
     console = Console(highlight=False, markup=False)
     for key in keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import errno
 import importlib
 import os
@@ -11,7 +12,8 @@ import select
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from shutil import disk_usage
 
@@ -55,19 +57,72 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb with these arguments, by default this process's, and return the exit status."""
+    """Run one verb with these arguments, by default this process's, and return the exit status. A process
+    that ran it for ``--json`` prints nothing more on its standard output, also when it exits.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
     try:
         with output_read():
-            return _run(words)
+            status = _run(words)
     except Unread as error:
-        return exit_status(error)
+        return exit_status(error)  # nothing is printed any more
     except RlsyncError as error:
         print(error, file=sys.stderr)
-        return exit_status(error)
+        status = exit_status(error)
     except KeyboardInterrupt:
-        return 130
+        status = 130
+    if arguments is None and asks_json(words):
+        _silence_stdout()
+    return status
+
+
+def asks_json(words: Sequence[str]) -> bool:
+    """Whether a command line has ``--json``, which argparse lets people shorten."""
+    return any(len(word) > 2 and "--json".startswith(word) for word in words)
+
+
+#: The documents that verbs have printed; None: nobody waits for them.
+_documents: ContextVar[list[str] | None] = ContextVar("documents", default=None)
+
+
+def print_document(text: str) -> None:
+    """Print what ``--json`` asks for: alone on the standard output, whatever else is printed meanwhile."""
+    waiting = _documents.get()
+    if waiting is None:
+        print(text)
+    else:
+        waiting.append(text)
+
+
+@contextmanager
+def _document_alone() -> Iterator[None]:
+    """Inside, all that is printed goes to stderr, also from C and by processes that are started; afterwards
+    the document is printed.
+    """
+    documents: list[str] = []
+    token = _documents.set(documents)
+    stdout = sys.stdout
+    stdout.flush()
+    descriptor = os.dup(1)
+    _silence_stdout()
+    try:
+        yield
+    finally:
+        stdout.flush()  # of those that have kept it
+        ctypes.CDLL(None).fflush(None)  # C's own buffer
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+        sys.stdout = stdout
+        _documents.reset(token)
+    for text in documents:
+        print(text, flush=True)
+
+
+def _silence_stdout() -> None:
+    """Let what is printed from here on go to stderr."""
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
 
 
 def _run(words: list[str]) -> int:
@@ -84,7 +139,8 @@ def _run(words: list[str]) -> int:
         return 0
     verb, *arguments = words
     check_choice("verb", verb, VERBS, "rlsync VERB")
-    return int(importlib.import_module(f"rlsync.cli.{verb}").main(arguments))
+    with _document_alone() if asks_json(arguments) else nullcontext():
+        return int(importlib.import_module(f"rlsync.cli.{verb}").main(arguments))
 
 
 def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
 
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
-from rlsync.cli.main import parser_of
+from rlsync.cli.main import parser_of, print_document
 from rlsync.cli.plot import panels_for
+from rlsync.core.whole_file import json_of
 from rlsync.recipes.checks import more_frames
 from rlsync.recipes.settings import CHECKPOINT_REST_S, Config
 from rlsync.recipes.timeline import RunPhase, Timeline, timeline
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
         panels = panels_for("rlsync plan --plot", given.plot)
         panels.draw_plans([_title(config) for config in configs], plans).savefig(given.plot)
     if given.json:
-        print(json.dumps({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}, indent=2))
+        print_document(json_of({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}))
         return 0
     for config, plan in zip(configs, plans, strict=True):
         print(as_text(config, plan), end="\n\n")

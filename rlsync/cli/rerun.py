@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from itertools import count
@@ -16,13 +15,13 @@ from rlsync import Rerun
 from rlsync.cli import trust
 from rlsync.cli.eval import config_of
 from rlsync.cli.job import Job, examined
-from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
+from rlsync.cli.main import EXIT_FAILED, output_read, parser_of, print_document
 from rlsync.cli.resume import load
 from rlsync.cli.run_folder import tell_without_end
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life
-from rlsync.core.whole_file import require_place
+from rlsync.core.whole_file import json_of, require_place
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.rerun import config_of_rerun, lives_to_repeat, number_versions
 from rlsync.recipes.run_files import RESOLVED, SCHEDULE
@@ -73,7 +72,10 @@ def main(arguments: list[str]) -> int:
         tell_without_end(given.run, chosen[-1][0])
     if found.unequal and found.equal < 3:  # as where an environment draws from elsewhere than its seed
         print(f"look at the environment: rlsync doctor --env env.id={chosen[0][1].env.id}", file=sys.stderr)
-    print(json.dumps({"run": str(given.run), "rerun": str(folder), **asdict(found)}) if given.json else found)
+    if given.json:
+        print_document(json_of({"run": str(given.run), "rerun": str(folder), **asdict(found)}, None))
+    else:
+        print(found)
     return EXIT_FAILED if found.unequal or not found.equal else 0
 
 

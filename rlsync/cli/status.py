@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from rlsync.cli.main import name_it, parser_of
+from rlsync.cli.main import name_it, parser_of, print_document
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
-from rlsync.core.whole_file import record_in
+from rlsync.core.whole_file import json_of, record_in
 from rlsync.recipes import run_files as files
 from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
@@ -78,7 +78,7 @@ class Ended:
             (run / files.ENDED).replace(room)
         room.touch()
         with room.open("r+") as file:
-            file.write(json.dumps(asdict(self), indent=2) + "\n")
+            file.write(json_of(asdict(self)) + "\n")
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
     form.add_argument("--schema", action="store_true", help=schema)
     given = parser.parse_args(arguments)
     if given.schema:
-        print(json.dumps(files.statistics_schema(), indent=2))
+        print_document(json_of(files.statistics_schema()))
         return 0
     if given.run is None:
         parser.error("the following arguments are required: run")
@@ -139,7 +139,10 @@ def main(arguments: list[str]) -> int:
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         what = f"cannot read what the run wrote of itself: {first_line(error)}"
         raise ConfigError(what, str(given.run), "use the rlsync that wrote it") from error
-    print(json.dumps(found.to_dict(), indent=2) if given.json else printable(found.told))
+    if given.json:
+        print_document(json_of(found.to_dict()))
+    else:
+        print(printable(found.told))
     return 0 if found.healthy else 1
 
 

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import logging
-import math
 import sys
 import time
 import traceback
@@ -318,7 +317,7 @@ class LiveLine:
         return self._end <= self.trainer.collected_frames < self.trainer.total_frames
 
     def summary(self, interrupts: Interrupts) -> str:
-        mean = "none" if math.isnan(self.returns.mean) else f"{self.returns.mean:.1f}"
+        mean = f"{self.returns.mean:.1f}" if self.returns.newest else "none"
         ended = evaluations_ended(self.trainer)
         return (
             f"stopped: {self.reason(interrupts)}  frames {self.trainer.collected_frames:,}  "

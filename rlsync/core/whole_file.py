@@ -1,5 +1,5 @@
-"""Replace a file so that no reader ever sees a half one; read a record that was written so; digest a file.
-And what the machine refuses, in words: why, and what a user can do about it.
+"""Replace a file so that no reader ever sees a half one; write and read a record; digest a file. And what the
+machine refuses, in words: why, and what a user can do about it.
 """
 
 from __future__ import annotations
@@ -7,13 +7,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlsync.core.errors import ConfigError, causes, first_line
 
@@ -194,6 +195,23 @@ def reserve(descriptor: int, size_bytes: int, at: int = 0) -> None:
     for begin in range(at, at + size_bytes, _PIECE):
         length = min(_PIECE, at + size_bytes - begin)
         os.pwrite(descriptor, os.pread(descriptor, length, begin).ljust(length, b"\0"), begin)
+
+
+def json_of(value: Any, indent: int | None = 2) -> str:
+    """Plain data as JSON; null for what JSON has no number for: infinities, and what is not a number."""
+    return json.dumps(_in_json(value), indent=indent, allow_nan=False)
+
+
+def _in_json(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _in_json(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_in_json(each) for each in value]
+        case _:
+            return value
 
 
 def record_in(file: Path, kind: type[T], what: str, cure: str = "remove the file") -> T | None:

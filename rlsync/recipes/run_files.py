@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rlsync.core.whole_file import record_in, write_whole
+from rlsync.core.whole_file import json_of, record_in, write_whole
 
 RESOLVED = "config.yaml"  #: the run's config, every key with its value
 RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish
@@ -74,7 +73,8 @@ def best_agent(run: Path) -> Path:
         numbers = statistics_in(agent)
         mean = None if numbers is None else numbers.return_mean
         ranks = [(True, evaluated.rank) for evaluated in read_evaluations(agent / EVALUATIONS)]
-        return max([(False, -math.inf if mean is None else mean), *ranks])
+        known = [(judged, rank) for judged, rank in ranks if math.isfinite(rank)]
+        return max([(False, -math.inf if mean is None else mean), *known])
 
     return max(agents.values(), key=rank)
 
@@ -121,14 +121,16 @@ class RunStatistics:
     outputs_open: str | None = _said("what the last comparison of outputs could not tell, and why; or null")
     total_frames: int | None = _said("environment steps after which the run ends")
     run_id: str = _said("the run's id, as in its receipts; empty if it is not known")
-    return_mean: float | None = _said("mean return of the newest finished episodes; null before the first")
+    return_mean: float | None = _said(
+        "mean return of the newest finished episodes; null before the first, and if it is not a finite number"
+    )
     frames_by_worker: dict[str, int] | None = _said("environment steps of each worker in this life")  # noqa: RUF009
     evaluations_ended: str | None = _said(
         "why there are no evaluations any more; null: the evaluating process works, or none was asked for"
     )
 
     def write(self, run: Path) -> None:
-        text = json.dumps(asdict(self), indent=2) + "\n"
+        text = json_of(asdict(self)) + "\n"
         write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
 
     def progress(self) -> str:
@@ -136,7 +138,7 @@ class RunStatistics:
         goal = self.total_frames
         parts = [
             f"frames {self.frames:,}" + ("" if goal is None else f" / {goal:,}"),
-            f"return {_shown(self.return_mean, '.1f', 'none yet')}",
+            f"return {_shown(self.return_mean, '.1f', 'none')}",
             f"version {self.version}",
             f"lag {self.lag_versions}",
             "" if self.staleness_versions is None else f"staleness {self.staleness_versions:.1f}",

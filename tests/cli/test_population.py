@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 from dataclasses import astuple, fields
@@ -114,13 +115,13 @@ def test_the_best_agent_has_the_best_evaluation_else_the_best_return(tmp_path: P
     assert list(agents_in(tmp_path)) == [2, 3, 10]
     assert best_agent(tmp_path).name == "3"
     header = ",".join(f.name for f in fields(Evaluated))
-    scores = {2: (40.0, 2.0), 10: (60.0, 80.0)}  # in four episodes
+    scores = {2: (40.0, 2.0), 10: (60.0, 80.0), 3: (math.nan, math.nan)}  # in four episodes
     for number, (mean, std) in scores.items():
         score = Evaluated(4, mean, std, mean, mean, 9.0, version=7, seconds=1.0)
         (tmp_path / "agents" / str(number) / "evaluations.csv").write_text(
             f"{header}\n{','.join(map(str, astuple(score)))}\n"
         )
-    assert best_agent(tmp_path).name == "2", "agent 10 was lucky, and agent 3 was never evaluated"
+    assert best_agent(tmp_path).name == "2", "agent 10 was lucky, and agent 3 has no mean"
 
 
 def started(folder: Path, *words: str) -> Program:

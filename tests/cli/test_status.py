@@ -16,7 +16,7 @@ import pytest
 from rlsync.cli.main import main
 from rlsync.cli.status import KILLED, NO_BOARD, RUNNING, Ended, RunStatus, status_of
 from rlsync.cli.watch import View
-from rlsync.recipes.run_files import BOARD, CHECKPOINT, RESOLVED, STATISTICS, RunStatistics
+from rlsync.recipes.run_files import BOARD, CHECKPOINT, RESOLVED, STATISTICS, RunStatistics, statistics_schema
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board.format import EVALUATOR
 from rlsync.transport.contract import ReaderStatus
@@ -154,7 +154,16 @@ def test_status_says_when_the_outputs_of_the_workers_last_held() -> None:
 
 def test_what_is_not_known_during_the_prefill_is_not_a_number_in_the_progress() -> None:
     early = replace(statistics_after(2, 100, {}), updates=0, frames_per_s=0.0)
-    assert early.progress() == "frames 100 / 1,000  return none yet  version 3  lag 1  0 frames/s"
+    assert early.progress() == "frames 100 / 1,000  return none  version 3  lag 1  0 frames/s"
+
+
+def test_a_mean_return_that_is_not_a_number_is_shown_and_is_null_in_the_file(tmp_path: Path) -> None:
+    odd = replace(statistics_after(2, 100, {}), return_mean=float("inf"))
+    assert "return inf" in odd.progress()
+    odd.write(tmp_path)
+    held = json.loads((tmp_path / "statistics.json").read_text())
+    assert held["return_mean"] is None
+    jsonschema.validate(held, statistics_schema())
 
 
 def test_a_view_has_the_rate_of_each_worker_since_the_oldest_statistics(tmp_path: Path) -> None:
@@ -163,7 +172,7 @@ def test_a_view_has_the_rate_of_each_worker_since_the_oldest_statistics(tmp_path
     for told in (statistics_after(1, 100, {"0": 100}), statistics_after(3, 400, {"0": 200, "1": 200})):
         told.write(tmp_path)
         learner, _, *rows = view.of(RunStatus(RUNNING, "", 3, workers, statistics=told)).splitlines()
-    assert learner.startswith("learner  frames 400 / 1,000  return none yet  version 3  lag 1  150 frames/s")
+    assert learner.startswith("learner  frames 400 / 1,000  return none  version 3  lag 1  150 frames/s")
     assert "updates/frame 0.5" in learner
     assert [row.split()[:6] for row in rows] == [
         ["0", "40", "running", "3", "0", "50"],

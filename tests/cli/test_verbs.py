@@ -18,7 +18,7 @@ ARGUMENTS = {
     "status": {"run", "--watch", "--json", "--schema"},
     "eval": {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
-        *("--device", "--video", "--no-video", "--json", "--trust"),
+        *("--device", "--video", "--no-video", "--max-episode-steps", "--json", "--trust"),
     },
     "rerun": {"run", "--until", "--from", "--into", "--json", "--trust"},
     "frame": {"run", "NUMBER", "--worker", "--rollout", "--step", "--env", "--from", "--json", "--trust"},

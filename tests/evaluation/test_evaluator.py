@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -176,6 +177,21 @@ def test_the_last_evaluation_is_judged_too(board: BoardWriter, trainer: Trainer,
     assert [result.version for result in evaluator.evaluations()] == [0]
     (why,) = reasons
     assert why.endswith(" of version 0 reached 1")
+
+
+@pytest.mark.processes
+def test_an_infinite_return_reaches_no_target_and_is_not_the_best(
+    board: BoardWriter, trainer: Trainer, tmp_path: Path
+) -> None:
+    best = tmp_path / "best.pt"
+    evaluator = started(job(board, tmp_path, "infinite", best=best), trainer, target=1.0)
+    reasons: list[str] = []
+    evaluator.stop = reasons.append
+    trainer.collected_frames = trainer.total_frames
+    run_shutdown_operations(trainer)
+    (result,) = evaluator.evaluations()
+    assert math.isnan(result.return_mean)
+    assert (reasons, best.exists()) == ([], False)
 
 
 def train(folder: Path, *words: str) -> int:

@@ -216,6 +216,17 @@ def test_only_finished_episodes_make_the_mean_and_only_a_full_window_stops() -> 
     assert returns.reached
 
 
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_a_return_that_is_not_a_number_reaches_no_target(odd: float) -> None:
+    returns, trainer = EpisodeReturns(target=100.0, episodes=2), Stoppable()
+    returns.register(trainer)  # type: ignore[arg-type]
+    returns(episode(ends=[True, True], sums=[200.0, odd]))
+    assert not math.isfinite(returns.mean)
+    assert trainer.reason is None
+    returns(episode(ends=[True, True], sums=[200.0, 200.0]))
+    assert returns.reached, "it has left the window"
+
+
 def test_the_newest_returns_survive_a_checkpoint() -> None:
     before, after = EpisodeReturns(episodes=2), EpisodeReturns(episodes=2)
     before.newest.extend([1.0, 3.0])

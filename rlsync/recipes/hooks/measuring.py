@@ -197,7 +197,7 @@ class StatisticsHook(RegistersItself, InSummary):
         since = max(waits.seconds, 1e-9)
         steps = self.staleness.counts
         modules = [] if self._trainer is None else registered_modules(self._trainer)
-        means = (hook.mean for hook in modules if isinstance(hook, EpisodeReturns))
+        means = (hook.mean for hook in modules if isinstance(hook, EpisodeReturns) and hook.newest)
         measured = self._publish_ms, self._to_frames_ms, self._adoption_ms
         publish, to_frames, adoption = map(_percentiles, measured)
         return RunStatistics(
@@ -227,7 +227,7 @@ class StatisticsHook(RegistersItself, InSummary):
             outputs_open=None if self.verify is None else "; ".join(self.verify.untold) or None,
             total_frames=None if self._trainer is None else self._trainer.total_frames,
             run_id=self.sync.ledger.run_id,
-            return_mean=next((mean for mean in means if not math.isnan(mean)), None),
+            return_mean=next(means, None),
             frames_by_worker={str(worker): self._made[worker] for worker in sorted(self._made)},
             evaluations_ended=None if self._trainer is None else evaluations_ended(self._trainer),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -95,7 +96,7 @@ class EpisodeReturns(TrainerHookBase):
         self.newest.extend(ended)
         self.finished += len(ended)
         full = len(self.newest) == self.newest.maxlen
-        if self.target is not None and full and self.mean >= self.target:
+        if self.target is not None and full and self.target <= self.mean < math.inf:
             self.stop(f"return {self.mean:.0f} reached {self.target:g}")
         return {"return": self.mean, "episodes": self.finished} if self.newest else None
 
