@@ -216,7 +216,9 @@ class SyncPlan:
         cure = "build both sides from the same constructor, or fix the source path"
         if first.verdict is Verdict.MISSING:
             what = f"{first.destination} has no source leaf {first.source}"
-            cure = "name the source that has it, or exclude the leaf in the route"
+            alike = [r.source for r in bad if r.verdict is Verdict.UNEXPECTED and r.shape == first.shape]
+            near = did_you_mean(nearest_name(first.source, alike))
+            cure = f"{near}name the source that has it, or exclude the leaf in the route"
         elif first.verdict is Verdict.UNEXPECTED:
             what = f"{first.source} has no destination leaf {first.destination}"
             cure = "name the source that fits, or exclude the leaf in the route"

@@ -251,9 +251,9 @@ def _apart(module: object, trained: TensorDictParams) -> str:
     """The first trained leaf that a module does not hold, in words; empty if it holds all."""
     live = Leaves(module, "source")
     held = Leaves(trained, "source_params")
-    by_name = dict(zip(live.names, live.tensors(), strict=True))
+    by_path = {leaf.path: leaf.read() for leaf in live.leaves}  # TorchRL's keys have the prefixes of wrappers
     for name, tensor in zip(held.names, held.tensors(), strict=True):
-        if (here := by_name.get(name)) is None:
+        if (here := by_path.get(name)) is None:
             return f"it has no {name}"
         if memory_key(here) != memory_key(tensor):
             return f"its {name} {tuple(here.shape)} is not the trained one {tuple(tensor.shape)}"

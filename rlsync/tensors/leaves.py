@@ -1,7 +1,7 @@
 """Modules and tensordicts as named leaves: parameters, all buffers and extra state, with their ties.
 
-Names are those of ``named_parameters``, without the prefixes that DDP and ``torch.compile`` add. A tensor
-that is made of parts, as quantised weights are, has a leaf for each of them: ``net.weight.scale``.
+Names are those of ``named_parameters``, without the prefixes that wrappers of torch add. A tensor that is
+made of parts, as quantised weights are, has a leaf for each of them: ``net.weight.scale``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 
 def unwrap(module: nn.Module, where: str) -> nn.Module:
-    """The module inside DDP, DataParallel and ``torch.compile``. FSDP 1 is refused."""
+    """The module inside DDP, DataParallel, ``torch.compile``, activation checkpoints; FSDP 1 is refused."""
     while True:
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             module = module.module
         elif is_compiled_wrapper(module):
             module = module._orig_mod  # type: ignore[assignment]
+        elif _is_checkpoint_wrapper(module):
+            module = module._checkpoint_wrapped_module  # type: ignore[assignment]
         else:
             break
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -50,9 +52,17 @@ def is_compiled_wrapper(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+def _is_checkpoint_wrapper(module: nn.Module) -> bool:
+    """Whether ``module`` recomputes or offloads the activations of another one (no import of wrappers)."""
+    wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    return wrappers is not None and isinstance(module, wrappers.ActivationWrapper)
+
+
 def uncompiled(name: str) -> str:
-    """A leaf's name in a state dict, without the prefix that ``torch.compile`` adds."""
-    return name.replace("_orig_mod.", "")
+    """A leaf's name in a state dict, without the prefixes that ``torch.compile`` and activation checkpoints
+    add.
+    """
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool = False) -> None:
@@ -114,6 +124,7 @@ class Leaf:
     name: str
     kind: Kind
     read: Callable[[], Tensor]
+    path: str  #: its name with the prefixes of wrappers, by which torch finds it
     whole: str = ""  #: the name of the tensor that this is a part of
 
 
@@ -132,7 +143,7 @@ class Leaves:
         self._watch: list[tuple[Mapping[str, Any], str, object]] = []
         self._lengths: list[tuple[Mapping[str, Any], int]] = []
         self._present: list[tuple[Mapping[str, Any], str]] = []
-        self._wholes: dict[str, Callable[[], Tensor]] = {}  # what reads tensors that are made of parts
+        self._wholes: dict[str, Leaf] = {}  # tensors that are made of parts
         self._forms: dict[str, str] = {}
         self.leaves: list[Leaf] = list(self._walk())
         self.names: list[str] = [leaf.name for leaf in self.leaves]
@@ -142,32 +153,35 @@ class Leaves:
             what = f"two leaves are called {twice!r}"
             raise LayoutMismatch(what, self.where, "use names without dots in extra state")
 
-    def _seen_through(self, module: nn.Module) -> nn.Module:
-        inner = unwrap(module, self.where)
+    def _seen_through(self, module: nn.Module) -> tuple[nn.Module, str]:
+        """The module inside wrappers, and the prefix of its path in them."""
+        inner, prefix = unwrap(module, self.where), ""
         while module is not inner:
             children = _as_dict(module._modules)
             key, wrapped = next(iter(children.items()))
             self._watch.append((children, key, wrapped))
             module = cast("nn.Module", wrapped)
-        return inner
+            prefix += f"{key}."
+        return inner, prefix
 
     def _walk(self) -> Iterator[Leaf]:
         root = self.root
         if is_tensordict(root):
-            yield from self._walk_tensordict(root, "")
+            yield from self._walk_tensordict(root, "", "")
         elif isinstance(root, nn.Module):
-            yield from self._walk_module(self._seen_through(root), "")
+            inner, path = self._seen_through(root)
+            yield from self._walk_module(inner, "", path)
         elif isinstance(root, Mapping):
             for name, tensor in flatten_state(root, "", self.where):
                 kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                yield from self._of(name, kind, lambda held=tensor: held)  # type: ignore[misc]
+                yield from self._of(Leaf(name, kind, partial(_constant, tensor), name))
         else:
             cure = "name an nn.Module, a tensordict, or a mapping of names to tensors"
             raise LayoutMismatch(f"{type(root).__name__} holds no weights", self.where, cure)
 
-    def _walk_module(self, module: nn.Module, prefix: str) -> Iterator[Leaf]:
+    def _walk_module(self, module: nn.Module, prefix: str, path: str) -> Iterator[Leaf]:
         if is_tensordict_params(module):
-            yield from self._walk_tensordict(module, prefix)
+            yield from self._walk_tensordict(module, prefix, path)
             return
         stores: tuple[tuple[Kind, dict[str, Any]], ...] = (
             ("parameter", module._parameters),
@@ -181,46 +195,49 @@ class Leaves:
                     self._watch.append((held, key, None))
                 else:
                     self._present.append((held, key))
-                    yield from self._of(prefix + key, kind, partial(store.__getitem__, key))
-        yield from self._walk_extra_state(module, prefix)
+                    read = partial(store.__getitem__, key)
+                    yield from self._of(Leaf(prefix + key, kind, read, path + key))
+        yield from self._walk_extra_state(module, prefix, path)
         children = _as_dict(module._modules)
         self._lengths.append((children, len(children)))
         for key, child in children.items():
             self._watch.append((children, key, child))
             if child is not None:
-                yield from self._walk_module(self._seen_through(child), f"{prefix}{key}.")
+                inner, wrapped = self._seen_through(child)
+                yield from self._walk_module(inner, f"{prefix}{key}.", f"{path}{key}.{wrapped}")
 
-    def _walk_extra_state(self, module: nn.Module, prefix: str) -> Iterator[Leaf]:
+    def _walk_extra_state(self, module: nn.Module, prefix: str, path: str) -> Iterator[Leaf]:
         if type(module).get_extra_state is nn.Module.get_extra_state:
             return
-        state = module.get_extra_state()
-        prefix += EXTRA_STATE
-        self.extra[prefix] = module
-        for name, _ in flatten_state(state, prefix, self.where):
-            yield Leaf(name, "extra_state", partial(_read_extra, module, prefix, name, self.where))
+        state, stem = module.get_extra_state(), prefix + EXTRA_STATE
+        self.extra[stem] = module
+        for name, _ in flatten_state(state, stem, self.where):
+            read = partial(_read_extra, module, stem, name, self.where)
+            yield Leaf(name, "extra_state", read, path + name.removeprefix(prefix))
 
-    def _walk_tensordict(self, td: TensorDictBase, prefix: str) -> Iterator[Leaf]:
+    def _walk_tensordict(self, td: TensorDictBase, prefix: str, path: str) -> Iterator[Leaf]:
         for key, value in td.items(include_nested=True, leaves_only=True):
             if not isinstance(value, Tensor):
                 continue
             parts = key if isinstance(key, tuple) else (key,)
-            name = prefix + ".".join(EXTRA_STATE if p == "__extra_state__" else p for p in parts)
+            name = ".".join(EXTRA_STATE if p == "__extra_state__" else p for p in parts)
             kind: Kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
             if EXTRA_STATE in name.split("."):
                 kind = "extra_state"
-            yield from self._of(name, kind, partial(td.get, key))
+            yield from self._of(Leaf(prefix + name, kind, partial(td.get, key), path + name))
 
-    def _of(self, name: str, kind: Kind, read: Callable[[], Tensor]) -> Iterator[Leaf]:
+    def _of(self, leaf: Leaf) -> Iterator[Leaf]:
         """The leaf of a tensor, or those of its parts."""
-        tensor = read()
-        parts = part_names(tensor) if kind != "extra_state" else []
+        tensor = leaf.read()
+        parts = part_names(tensor) if leaf.kind != "extra_state" else []
         if not parts:
-            yield Leaf(name, kind, read)
+            yield leaf
             return
-        self._wholes[name] = read
-        self._forms[name] = form_of(tensor)
+        self._wholes[leaf.name] = leaf
+        self._forms[leaf.name] = form_of(tensor)
         for part in parts:
-            yield Leaf(f"{name}.{part}", kind, partial(_read_part, read, part), name)
+            read = partial(_read_part, leaf.read, part)
+            yield Leaf(f"{leaf.name}.{part}", leaf.kind, read, f"{leaf.path}.{part}", leaf.name)
 
     def unchanged(self) -> bool:
         """Whether the module tree has the same modules and names as before. Takes about 50 ns an entry."""
@@ -228,7 +245,7 @@ class Leaves:
             all(len(store) == n for store, n in self._lengths)
             and all(store.get(key, store) is child for store, key, child in self._watch)
             and all(store.get(key) is not None for store, key in self._present)
-            and all(form_of(self._wholes[name]()) == form for name, form in self._forms.items())
+            and all(form_of(self._wholes[name].read()) == form for name, form in self._forms.items())
         )
 
     @property
@@ -237,12 +254,13 @@ class Leaves:
         return bool(self._wholes)
 
     def put_together(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors by the names of leaves, with those of the same form in place of their parts."""
-        together = dict(tensors)
-        for name, read in self._wholes.items():
-            whole = read()
-            parts = {part: together.pop(f"{name}.{part}") for part in part_names(whole)}
-            together[name] = with_parts(whole, parts)
+        """Tensors by the names of leaves become tensors by path, with whole ones in place of their parts."""
+        paths = {leaf.name: leaf.path for leaf in self.leaves if not leaf.whole}
+        together = {paths[name]: tensor for name, tensor in tensors.items() if name in paths}
+        for name, leaf in self._wholes.items():
+            whole = leaf.read()
+            parts = {part: tensors[f"{name}.{part}"] for part in part_names(whole)}
+            together[leaf.path] = with_parts(whole, parts)
         return together
 
     def tensors(self) -> list[Tensor]:
@@ -290,6 +308,10 @@ def _as_dict(store: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_extra(module: nn.Module, prefix: str, name: str, where: str) -> Tensor:
     return dict(flatten_state(module.get_extra_state(), prefix, where))[name]
+
+
+def _constant(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _read_part(read: Callable[[], Tensor], name: str) -> Tensor:

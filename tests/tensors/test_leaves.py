@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.func import functional_call
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.layout import LeafSpec
@@ -48,6 +51,9 @@ class Statistics(nn.Module):
             "frozen": False,
             "moments": {"mean": torch.zeros(2), "history": [torch.ones(1), None, 7]},
         }
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
 
     def get_extra_state(self) -> Any:
         return self.state
@@ -241,6 +247,28 @@ def test_wrappers_on_wrappers_are_unwrapped(one_process_group: None) -> None:
     inner = net()
     stack = torch.compile(nn.DataParallel(torch.compile(nn.parallel.DistributedDataParallel(inner))))
     assert names(nn.ModuleDict({"a": stack})) == [f"a.{name}" for name in names(inner)]
+
+
+def test_activation_checkpoints_are_unwrapped_also_inside_other_wrappers() -> None:
+    inner = net()
+    wrapped = nn.Sequential(checkpoint_wrapper(inner[0]), torch.compile(checkpoint_wrapper(inner[1])))
+    assert names(wrapped) == names(inner)
+    assert names(checkpoint_wrapper(wrapped)) == names(inner)
+    assert unwrap(checkpoint_wrapper(inner), "policy") is inner
+
+
+compiled = partial(torch.compile, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, checkpoint_wrapper, compiled])
+def test_a_leaf_knows_the_path_by_which_torch_finds_it_through_wrappers(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    wrapped = nn.Sequential(wrap(nn.Linear(2, 2)), Statistics())
+    leaves = Leaves(wrapped, "policy")
+    tensors = {leaf.name: torch.zeros(leaf.read().shape) for leaf in leaves.leaves[:2]}
+    called = functional_call(wrapped, leaves.put_together(tensors), torch.ones(1, 2))
+    assert called.tolist() == [[0.0, 0.0]]
 
 
 def test_a_module_compiled_in_place_keeps_its_names() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torchrl.collectors import MultiSyncCollector
 from torchrl.trainers import Trainer
 
@@ -17,23 +19,29 @@ from rlsync import (
     BoardScheme,
     ConfigError,
     DestinationNotFound,
+    Every,
     LayoutMismatch,
     NothingToSync,
     PathSyntaxError,
     Source,
     SourceNotFound,
     SyncWeights,
+    VerifySync,
     WeightBoard,
     resolve,
 )
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from tests.laws.zoo.parts import actor_of
+from tests.laws.zoo.parts import make_trainer as make_learner
 from tests.tools.parts import (
+    ACTIONS,
     make_collector,
     make_continuous_env,
     make_continuous_policy,
     make_dqn_trainer,
     make_mlp,
     make_policy,
+    make_ppo_loss,
     make_ppo_trainer,
     make_q_policy,
     make_sac_trainer,
@@ -41,6 +49,7 @@ from tests.tools.parts import (
 )
 
 ACTOR = "loss_module.actor_network"
+compiled = partial(torch.compile, backend="eager")
 
 
 class Holder(nn.Module):
@@ -273,7 +282,39 @@ def test_a_destination_that_ties_what_the_source_does_not_is_a_mismatch():
     collector.shutdown()
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+@pytest.mark.seconds
+@pytest.mark.parametrize("wrap", [nn.DataParallel, checkpoint_wrapper, compiled])
+@pytest.mark.parametrize("layers", [True, False])
+def test_a_loss_with_wrapped_layers_is_the_one_that_is_trained_and_the_proofs_see_through(wrap, layers):
+    net = make_mlp(ACTIONS)
+    wrapped = nn.Sequential(*map(wrap, net)) if layers else wrap(net)
+    collector = make_collector(actor_of(make_mlp(ACTIONS)))
+    trainer = make_learner(collector, make_ppo_loss(actor_of(wrapped)))
+    sync = SyncWeights({"policy": ACTOR})
+    sync.register(trainer)
+    verify = VerifySync(sync, Every(1, "batches"), behaviour=Every(1, "batches"))
+    verify.register(trainer)
+    trainer.train()
+    assert (verify.deviations, verify.uncompared) == ([], ())
+    assert verify.behaviour_held is not None
+    collector.shutdown()
+
+
+def test_a_wrapper_on_one_side_that_is_not_known_is_named_with_the_nearest_leaf():
+    adapted = nn.Module()
+    adapted.base_model = nn.Module()
+    adapted.base_model.model = make_mlp(2)
+    collector = make_collector(make_policy())
+    collector.net = make_mlp(2)
+    trainer = make_trainer(collector, net=adapted)
+    nearest = r"did you mean 'loss_module\.net\.base_model\.model\.0\.weight'\?"
+    with pytest.raises(LayoutMismatch, match=nearest):
+        resolve({"net": "loss_module.net"}, trainer).check()
+    assert len(resolve({"net": "loss_module.net.base_model.model"}, trainer).check().rows) == 4
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, checkpoint_wrapper])
 def test_wrapped_learners_keep_their_leaf_names(wrap):
     collector = make_collector(make_policy())
     collector.net = make_mlp(2)
