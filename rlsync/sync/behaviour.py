@@ -235,11 +235,14 @@ def _flat(value: object) -> dict[str, Tensor]:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """How far two outputs are apart, relative to the largest number; infinite if they are of other shapes."""
+    """How far two outputs are apart, relative to the largest finite number; infinite if shapes differ."""
     if one.shape != other.shape:
         return math.inf
     one, other = one.double(), other.to(one.device).double()
-    if torch.equal(one, other):
+    same = (one == other) | (one.isnan() & other.isnan())
+    if same.all():
         return 0.0
-    apart = ((one - other).abs().max() / one.abs().max().clamp_min(1.0)).item()
+    # A policy may mask choices by infinite numbers: they neither differ from themselves nor are a measure.
+    largest = one.masked_fill(~one.isfinite(), 0.0).abs().max().clamp_min(1.0)
+    apart = ((one - other).abs().masked_fill(same, 0.0).max() / largest).item()
     return math.inf if math.isnan(apart) else apart

@@ -255,7 +255,7 @@ def _attributes(sample: Sample, module: nn.Module, where: str) -> dict[tuple[str
     for path, part in unwrap(module, where).named_modules():
         for name, value in vars(part).items():
             if name not in OF_EVERY_MODULE and name != "training":
-                with suppress(TypeError):
+                with suppress(TypeError, RuntimeError):  # other objects, and tensors without plain bytes
                     stored[path, name] = sample.put(value)
     return stored
 

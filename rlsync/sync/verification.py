@@ -145,7 +145,8 @@ class Verification:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Count the time that the block takes, if outputs are compared."""
-        began, compares = time.perf_counter(), self.publisher.compares
+        compares = self.publisher.compares
+        began = time.perf_counter()
         try:
             yield
         finally:
@@ -156,9 +157,12 @@ class Verification:
         """From the next publish on, copy what its sources hold: what a policy computed is compared with them,
         not with an image of them that may be wrong itself.
         """
+        publisher = self.publisher
         if self._watched_at is None:
-            self._watched_at, self.publisher.compares = self.publisher.version, True
-            self.publisher.comparing_s = 0.0
+            underway = publisher.underway  # filled already, and not visible
+            self._watched_at = publisher.version if underway is None else underway.stamp.version
+            publisher.compares = True
+            publisher.comparing_s = 0.0
 
     @property
     def watched(self) -> bool:
@@ -176,7 +180,8 @@ class Verification:
         self._judge, self._open = judge, True
         self._published, self._images, self._judged, self._spent_s = {}, {}, {}, {}
         if judge is not None:
-            self._watched_at, self.publisher.compares = None, True
+            self._watched_at = None
+            self.publisher.compares = True
         with self._counted():
             return self._ask()
 

@@ -91,6 +91,19 @@ class Tied(nn.Module):
         return self.by * self.head(torch.tanh(self.again(self.two(torch.tanh(self.one(x))))))
 
 
+class Masked(nn.Module):
+    """Forbids the last choice by an infinite number. Computes the others by a detour, or twice as large."""
+
+    def __init__(self, detour: float = 1.0, by: float = 1.0) -> None:
+        super().__init__()
+        self.net, self.detour, self.by = make_mlp(ACTIONS), detour, by
+        self.register_buffer("forbidden", torch.arange(ACTIONS) == ACTIONS - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.by * (self.net(x) * self.detour / self.detour)
+        return y.masked_fill(self.forbidden, -torch.inf)
+
+
 class Remembering(nn.Module):
     """Adds what it saw before, which it keeps in an attribute: a tensor, a list, a dict or an object."""
 
@@ -312,6 +325,27 @@ def test_tied_weights_are_compared_and_the_learner_keeps_its_own() -> None:
         trainer, _ = verified(collector, Tied(), batches=6)
         with pytest.raises(PublishError, match="apart from"):
             trainer.train()
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("by", [1.0, 2.0])
+def test_infinite_outputs_are_no_alarm_and_hide_no_fault(by: float) -> None:
+    with running(make_collector(actor_of(Masked(3.3, by)))) as collector:
+        trainer, hook = verified(collector, Masked(), batches=6)
+
+        @torch.no_grad()
+        def move() -> None:  # where one choice is left, nothing is learned
+            for parameter in trainer.loss_module.actor_network.parameters():
+                parameter.add_(0.1)
+
+        trainer.register_op("post_optim", move)
+        if by == 1.0:
+            trainer.train()
+            assert hook.deviations == []
+            assert hook.behaviour_held is not None
+        else:
+            with pytest.raises(PublishError, match=r"'logits' that is [\d.]+ apart"):
+                trainer.train()
 
 
 @pytest.mark.seconds

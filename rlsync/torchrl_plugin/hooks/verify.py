@@ -105,10 +105,8 @@ class VerifySync(Logs):
         check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
         check_timeouts("VerifySync", may_be_none=False, timeout_s=timeout_s)
         if when is not None and not isinstance(when, Trigger):
-            what, cure = (
-                f"'when' is a trigger, got {type(when).__name__}",
-                "for example when=Every(100, 'batches')",
-            )
+            what = f"'when' is a trigger, got {type(when).__name__}"
+            cure = "for example when=Every(100, 'batches')"
             raise ConfigError(what, f"VerifySync(when={when!r})", cure)
         share = isinstance(behaviour, float) and 0.0 < behaviour < 1.0
         if behaviour is not None and not share and not isinstance(behaviour, Trigger):
