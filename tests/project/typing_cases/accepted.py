@@ -104,7 +104,7 @@ def the_other_hooks(sync: SyncWeights, trainer: Any) -> None:
     bound = BoundStaleness(sync, max_versions=2, action="wait")
     bound.register(trainer)
     assert_type(bound.dropped_frames, int)
-    VerifySync(sync, Every(100)).register(trainer)
+    VerifySync(sync, Every(100), behaviour=0.01).register(trainer)
     WatchWorkers(silent_timeout_s=None).register(trainer)
     RecordSchedule(sync, "again.bin", every=10).register(trainer)
     assert_type(Rerun("schedule.bin", until=12).run(trainer), Comparison)
