@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import gymnasium
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
-from torchrl.envs import CatFrames, Compose, EnvBase, GymEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    EnvBase,
+    GymEnv,
+    GymWrapper,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 
 from rlsync import BoardScheme, ConfigError, SyncWeights, WorkerLost
 from tests.tools.parts import make_a2c_trainer, make_cartpole, make_collector, make_policy, make_workers
@@ -20,6 +31,11 @@ WRITTEN = "the environment has written into 'observation' after it had answered 
 
 def make_same(kept: str = "always") -> EnvBase:
     return GymEnv(SAME_ARRAY, kept=kept)
+
+
+def make_vector(copy: bool) -> EnvBase:
+    make = partial(gymnasium.make, "CartPole-v1")
+    return GymWrapper(SyncVectorEnv([make, make], copy=copy, autoreset_mode=AutoresetMode.DISABLED))
 
 
 def make_serial() -> EnvBase:
@@ -50,10 +66,15 @@ def test_an_environment_that_writes_into_its_answers_is_refused(kept: str, frame
     assert len(str(refusal.value).splitlines()) == 3
 
 
+def test_a_vector_environment_that_does_not_copy_is_refused() -> None:
+    with pytest.raises(ConfigError, match=WRITTEN):
+        train(partial(make_vector, False))
+
+
 @pytest.mark.parametrize(
     "env",
-    [partial(make_same, "constant"), make_serial, make_transformed],
-    ids=["constant", "serial", "stack"],
+    [partial(make_same, "constant"), partial(make_vector, True), make_serial, make_transformed],
+    ids=["constant", "vector", "serial", "stack"],
 )
 def test_one_whose_frames_stay_what_they_are_is_not(env: Callable[[], EnvBase]) -> None:
     train(env)
