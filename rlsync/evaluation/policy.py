@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -115,12 +116,15 @@ class Policy(nn.Module):
     def metadata(self) -> dict[str, str]:
         """What a file of it says of itself: version, digest, spaces, state, and the run's config."""
         state = {name: [str(value.dtype), *value.shape[1:]] for name, value in self.memory.items()}
+        actions = {"kind": type(self.actions).__name__, **asdict(self.actions)}
+        for name in actions.keys() & {"low", "high"}:  # JSON has no infinity
+            actions[name] = [bound if math.isfinite(bound) else None for bound in actions[name]]
         return {
             **self._origin,
             **{name: str(value) for name, value in asdict(self.trained).items()},
             "digest": self.digest(),
             "greedy": json.dumps(self.greedy),
             "observation": json.dumps([str(self.player.observation_dtype), *self.player.observation_shape]),
-            "actions": json.dumps({"kind": type(self.actions).__name__, **asdict(self.actions)}),
+            "actions": json.dumps(actions),
             "state": json.dumps(state),
         }

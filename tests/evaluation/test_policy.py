@@ -308,6 +308,15 @@ def test_a_policy_and_its_file_choose_numbers_of_the_environments_dtype(
     assert torch.allclose(read, chosen, atol=1e-5)
 
 
+def test_a_number_without_a_bound_has_none_in_the_metadata_too() -> None:
+    policy, envs = policy_of(
+        "impala", env=spaced(action=Box(np.float32([-np.inf, -2]), np.float32([1, np.inf])))
+    )
+    envs.close()
+    actions = json.loads(policy.metadata()["actions"])
+    assert (actions["low"], actions["high"]) == ([None, -2.0], [1.0, None])
+
+
 @pytest.fixture
 def of_ppo() -> Iterator[tuple[Policy, Envs]]:
     policy, envs = policy_of("ppo")
