@@ -107,7 +107,12 @@ class Best:
 
     def write(self, file: Path) -> None:
         held = {name: getattr(self, name) for name in self.__slots__} | {"digest": self.digest()}
-        write_whole(file, lambda beside: torch.save(held, beside))
+
+        def save(beside: Path) -> None:
+            with beside.open("wb") as opened:  # of a path, torch does not tell what the machine refused
+                torch.save(held, opened)
+
+        write_whole(file, save)
 
 
 def digest_of_weights(weights: dict[str, Tensor], head: str = "") -> str:
