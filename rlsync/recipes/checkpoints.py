@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -203,8 +204,9 @@ def _copy_to(new: Path, at: Path) -> None:
 
 def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint. If that is not finished, nobody takes what is left for one."""
-    for name in (_TORCHRLS, DIGESTS):
-        (checkpoint / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        for name in (_TORCHRLS, DIGESTS):
+            (checkpoint / name).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 

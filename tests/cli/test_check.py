@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing.process
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from rlsync.cli.main import main
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, RlsyncWarning
 from rlsync.recipes.run_files import RECEIPTS
 from rlsync.workers.cluster.session import check_address
+from tests.recipes.test_checkpoints import refusing
 from tests.tools.processes import child_pids
 from tests.tools.programs import as_installed
 
@@ -322,6 +325,14 @@ def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixtu
     (error,) = checked(capsys, f"run_dir={taken}")
     assert error["what"] == f"the folder '{Path.cwd()}/first' holds another run"
     assert f"resume={taken.absolute()}" in error["cure"]
+
+
+def test_what_the_file_system_of_a_runs_folder_lacks_is_told(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", refusing(os.fsync, errno.EINVAL))
+    with pytest.warns(RlsyncWarning, match="the file system of the run's folder cannot sync folders"):
+        assert not checked(capsys, f"run_dir={tmp_path}/run")
 
 
 def test_a_folder_that_no_run_can_write_to_is_told_before_one_begins(
