@@ -50,6 +50,7 @@ CURES = {
     ),
 }
 _NO_INODES = "remove files there: it has room for bytes, and none for one more file (df -i)"
+_FEW_INODES, _MUCH_ROOM_BYTES = 1000, 16 * 2**20
 _NO_THREAD = "can't start new thread"  #: what Python says, as a RuntimeError
 
 
@@ -73,7 +74,12 @@ def cure_of(refusal: OSError, folder: Path) -> str | None:
             facts = os.statvfs(folder)
         except OSError:
             return CURES[errno.ENOSPC]
-        if facts.f_files and not facts.f_favail and facts.f_bavail:
+        # What could not be written was removed, so there are a few again.
+        if (
+            facts.f_files
+            and facts.f_favail < _FEW_INODES
+            and facts.f_bavail * facts.f_frsize > _MUCH_ROOM_BYTES
+        ):
             return _NO_INODES
     return CURES.get(refusal.errno or 0)
 

@@ -57,6 +57,13 @@ def saved():
     return WholeCheckpoint(policy=nn.Linear(100, 300)).save(run / "checkpoint")
 
 
+few = Path("../few/run")
+few.mkdir()
+try:
+    WholeCheckpoint(policy=nn.Linear(2, 2)).save(few / "checkpoint")
+except RlsyncError as error:
+    print("inodes", error.cure.endswith("(df -i)"))
+
 print("checkpoint", *{tried(saved) for left in range(0, 300, 12) if ballast(left) is None})
 ballast(300)
 saved()
@@ -100,7 +107,8 @@ assert taken(run, trusted=False) is not None
 @pytest.mark.slow
 def test_what_is_mapped_on_a_full_disk_is_refused_in_three_lines(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    mounted = f"mkdir disk && mount -t tmpfs -o size={DISK_KIB}k x disk && cd disk"
+    mounted = "mkdir few && mount -t tmpfs -o nr_inodes=8 x few"
+    mounted += f" && mkdir disk && mount -t tmpfs -o size={DISK_KIB}k x disk && cd disk"
     ended = subprocess.run(
         [
             "unshare",
@@ -118,6 +126,7 @@ def test_what_is_mapped_on_a_full_disk_is_refused_in_three_lines(tmp_path: Path)
     )
     assert ended.returncode == 0, ended.stderr
     told = {line.split()[0]: line.split()[1:] for line in ended.stdout.splitlines()}
+    assert told["inodes"] == ["True"]
     assert sorted(told["checkpoint"]) == ["done", "refused"]
     assert told["board"] == told["ring"] == ["done", "refused"]
     assert told["later-0"] == told["later-1"] == ["done"], "in the room that is kept for the next one"
