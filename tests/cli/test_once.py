@@ -192,6 +192,23 @@ def test_a_folder_that_a_key_of_hydras_names_is_not_another_runs(
     assert "first/0' holds another run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("hydra.run.dir=${nowhere}",), "Interpolation key 'nowhere' not found"),
+        (("-m", "hydra.sweeper.max_batch_size=0"), "Hydra stopped with AssertionError"),
+    ],
+)
+def test_what_hydra_cannot_run_is_told_in_three_lines(
+    words: tuple[str, ...], told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *PPO, *words]) == 2
+    what, where, cure = capsys.readouterr().err.splitlines()
+    assert what == told
+    assert words[-1] in where
+    assert cure.startswith("  cure")
+
+
 @pytest.mark.parametrize("error", [HydraException, AttributeError])
 def test_ctrl_c_while_hydra_composes_is_no_error_of_the_config(
     error: type[Exception], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from yaml import YAMLError
 
 from rlsync.cli.compose import refusals
 from rlsync.cli.compose.shipped import config_dir, look_beside
-from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.recipes import registry, settings
 
 CONFIG_NAME = "train"
@@ -250,13 +250,15 @@ def set_keys(config: DictConfig, overrides: list[Override]) -> None:
 
 def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
     """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
+    begun: list[DictConfig] = []
 
-    def in_place(config: DictConfig) -> None:
-        """Hydra takes the folder of a sweep's next job from the working directory."""
-        with _in_place():
+    @wraps(task)  # Hydra names jobs by its module
+    def noted(config: DictConfig) -> None:
+        begun.append(config)
+        with _in_place():  # Hydra takes the folder of a sweep's next job from the working directory
             task(config)
 
-    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(in_place)
+    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(noted)
     words_before = sys.argv
     shown_before = os.environ.get(_FULL_ERROR)
     sys.argv = ["rlsync train", *flags, *words]
@@ -264,7 +266,9 @@ def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictCo
     try:
         with _apart():
             app()
-    except HydraException as error:
+    except Exception as error:
+        if begun or isinstance(error, RlsyncError | OSError):
+            raise
         raise refusals.of_composition(error, words) from error
     finally:
         sys.argv = words_before

@@ -120,6 +120,8 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     if not isinstance(inner, OmegaConfBaseException):
         inner = error
     what, cure = first_line(inner), SEE_ALL
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        what = f"Hydra stopped with {type(error).__name__}: {first_line(error)}".removesuffix(": ")
     if kind := re.search("could not be converted to (Integer|Float)", what):
         cure = f"give a {'whole number' if kind[1] == 'Integer' else 'number'}; {SEE_ALL}"
     if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
