@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from itertools import pairwise
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 
-from rlsync import AdoptionTimeout, PublishError, Source, SyncWeights, WorkerLost
+from rlsync import AdoptionTimeout, ConfigError, PublishError, Source, SyncWeights, WorkerLost
 from tests.tools.parts import (
     CanaryPolicy,
     kill,
@@ -21,6 +23,7 @@ from tests.tools.parts import (
     make_small_canary,
     stopped,
 )
+from tests.tools.programs import ENDS_WITHIN_S
 from tests.tools.running import ACTOR, acted, in_three_lines, on_a_board, values
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
@@ -254,3 +257,24 @@ def test_the_first_frame_of_an_in_process_batch_names_the_version_that_acted() -
         assert values(batch, "next", "policy_version") == {version}
         assert acted(batch) == {version}
     collector.shutdown()
+
+
+# ------------------------------------------------------------------- processes that may start none
+
+
+def collect_in_daemon(pipe: Connection) -> None:
+    try:
+        with on_a_board(make_small_canary(), MultiSyncCollector):
+            pipe.send("it collects")
+    except ConfigError as error:
+        pipe.send(str(error))
+
+
+def test_a_collector_in_a_daemonic_process_is_refused_before_torchrl_starts_its_workers() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=collect_in_daemon, args=(theirs,), daemon=True)
+    process.start()
+    process.join(ENDS_WITHIN_S)
+    assert ours.poll()
+    assert "this process is daemonic" in ours.recv()
