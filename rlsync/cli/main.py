@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from io import TextIOWrapper
 from pathlib import Path
 from shutil import disk_usage
 
@@ -234,7 +235,9 @@ def drop_unread() -> list[int]:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that were closed, so that no file of a run gets their descriptors."""
+    """Open the standard streams that were closed, so that no file of a run gets their descriptors; and let
+    both print any text.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -242,3 +245,6 @@ def _open_streams() -> None:
     sys.stdin = sys.stdin or nowhere.open()
     sys.stdout = sys.stdout or nowhere.open("w")
     sys.stderr = sys.stderr or nowhere.open("w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a locale may lack a letter that is printed
+            stream.reconfigure(errors="backslashreplace")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rlsync.cli.compose.reference import reference
 from rlsync.cli.main import Refused, main, output_read
 from rlsync.core.errors import RlsyncError, printable
 from rlsync.core.path import parse
+from rlsync.evaluation.play import Score
 from rlsync.recipes.bounds import caught
 from rlsync.recipes.checks import file_errors
 from rlsync.recipes.registry import names
@@ -43,6 +45,15 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------- the machine
+
+
+def test_a_locale_that_lacks_a_letter_ends_no_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_only = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    assert main(["--version"]) == 0
+    print(Score(1, 28.0, 13.0, 15.0, 41.0, 28.0))
+    ascii_only.flush()
+    assert b"return 28.0 \\xb1 13.0" in ascii_only.buffer.getvalue()
 
 
 def refusing(number: int, *more: object) -> Callable[[], object]:
