@@ -51,7 +51,7 @@ def test_a_locale_that_lacks_a_letter_ends_no_verb(monkeypatch: pytest.MonkeyPat
     ascii_only = TextIOWrapper(BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", ascii_only)
     assert main(["--version"]) == 0
-    print(Score(1, 28.0, 13.0, 15.0, 41.0, 28.0))
+    sys.stdout.write(str(Score(1, 28.0, 13.0, 15.0, 41.0, 28.0)))
     ascii_only.flush()
     assert b"return 28.0 \\xb1 13.0" in ascii_only.buffer.getvalue()
 
