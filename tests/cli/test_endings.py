@@ -235,16 +235,21 @@ def test_a_handler_that_the_host_program_had_set_is_called_when_the_run_has_ende
     assert (interrupts.exit_status(), killed) == (128 + number, [])
 
 
-def test_a_signal_that_a_host_program_held_back_comes_when_the_run_listens() -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with Interrupts.caught() as interrupts:
-            assert wait_until(lambda: interrupts.signal is not None, 60)
-        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def listens_late() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    os.kill(os.getpid(), signal.SIGTERM)
+    with Interrupts.caught() as interrupts:
+        assert wait_until(lambda: interrupts.signal is not None, 60)
     assert interrupts.how() == "terminated"
+    assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.processes
+def test_a_signal_that_was_held_back_in_the_process_of_a_job_comes_when_its_run_listens() -> None:
+    job = multiprocessing.get_context("fork").Process(target=listens_late)  # it has one thread
+    job.start()
+    job.join(120)
+    assert job.exitcode == 0
 
 
 @pytest.mark.thorough
