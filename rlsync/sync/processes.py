@@ -217,4 +217,5 @@ def _end_workers(left: list[WorkerProcesses]) -> None:
     finally:  # also after Ctrl-C
         for process in processes:
             with suppress(ValueError):  # closed: it has ended
-                end_group(process)
+                if process.pid is not None:  # else its start has failed
+                    end_group(process)

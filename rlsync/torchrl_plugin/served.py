@@ -23,6 +23,7 @@ from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.sendable import check_sendable
 from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
@@ -39,6 +40,14 @@ class Served:
     def policy(self) -> object:
         """What holds the weights that the workers act with first; ``None`` if they make it themselves."""
         raise NotImplementedError
+
+
+def check_policy(policy: object, collector: str) -> None:
+    """Refuse (ConfigError) a policy that cannot be sent to the workers of a collector."""
+    if isinstance(policy, nn.Module):
+        way_out = "pass policy_factory=..., a function that makes the policy in each worker"
+        method = collectors.start_method()
+        check_sendable(policy, POLICY, {POLICY: policy}, f"policy of {collector}", method, way_out)
 
 
 def make_logged(make: Callable[..., Any], log: StartLog, **kwargs: Any) -> Any:
@@ -66,6 +75,8 @@ class ServedProcesses(Served):
         lets this process start no other.
         """
         require_children()
+        if collectors.has_own_policy_template(self.workers):
+            check_policy(self.workers.policy, type(self.workers).__name__)
         given = schemes.schemes_of(self.workers)
         sent = collectors.has_own_policy_template(self.workers) and schemes.weights_of(self.workers.policy)
         if POLICY not in given and isinstance(sent, nn.Module) and Leaves(sent, POLICY).leaves:
@@ -110,6 +121,7 @@ class ServedNodes(Served):
         require_children()
         distributed.stamp_nodes(self.workers.collector)
         if (policy := self.policy()) is not None:
+            check_policy(policy, type(self.workers.collector).__name__)
             distributed.send_policy_by_value(self.workers.collector, policy)
 
     def await_start(

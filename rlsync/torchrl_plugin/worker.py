@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -22,6 +21,7 @@ from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.held import own_shared_memory
 from rlsync.sync.sample import Shadow
 from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.sendable import copied
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin.compat import collectors, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.collectors import PolicyCall
@@ -214,7 +214,10 @@ class ServerSync:
         self, handle: Handle, destination: str, adopt: Adopt, server: InferenceServer, *, beside_learner: bool
     ) -> None:
         if beside_learner and isinstance(server.model, nn.Module):
-            server.model = copy.deepcopy(server.model)  # the learner may train the one that it has
+            # The learner may train the one that it has.
+            server.model = copied(
+                server.model, destination, {destination: server.model}, "BoardScheme, InferenceServer"
+            )
         self._server = weakref.ref(server)
         self._acting = ExitStack()  #: what ends the use of the version that acts
         self._began = False

@@ -12,6 +12,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.path import check_timeouts
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
+from rlsync.tensors.sendable import check_sendable
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ring.format import WhenFull
@@ -20,7 +21,7 @@ from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake, Rollouts
-from rlsync.workers.player import Playable, Player, player_of
+from rlsync.workers.player import Playable, Player, check_player, player_of
 from rlsync.workers.rollout_collector import RolloutCollector, check_settings
 from rlsync.workers.supervision import Restarts, Supervisor
 from rlsync.workers.worker import CollectSettings, start_workers
@@ -119,8 +120,12 @@ class UnrollCollector(RolloutCollector):
         silent_timeout_s: float = 300.0,
         versions_file: str | Path | None = None,
     ) -> None:
+        player = player_of(network)
+        check_player(player, start_method, "UnrollCollector")
+        way_out = "give start_method='fork'"
+        check_sendable(env, "the environment", {}, "UnrollCollector", start_method, way_out)
         settings = CollectSettings(
-            player=player_of(network),
+            player=player,
             env=env,
             shape=RolloutShape(steps, envs_per_worker),
             slots=num_workers + 2 * rollouts_per_batch if slots is None else slots,
@@ -150,7 +155,6 @@ class UnrollCollector(RolloutCollector):
             total_frames=total_frames,
             versions_file=versions_file,
         )
-        player = settings.player
         #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
         self.ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
         seed = int(torch.randint(2**30, (), device="cpu")) if seed is None else seed

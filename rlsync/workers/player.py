@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.acts import Call, mid_episode
+from rlsync.tensors.sendable import check_sendable, copied
 from rlsync.tensors.target import forget_memory, materialise
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec
@@ -148,7 +148,7 @@ def player_of(acting: Player | Playable) -> Player:
 
 def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
     """A copy of a player, with its own memory, its floating weights in this dtype; ``None`` keeps theirs."""
-    made = copy.deepcopy(player)
+    made = copied(player, "the player", player.modules, type(player).__name__)
     if dtype is not None:
         for module in made.modules.values():
             module.to(dtype=dtype)
@@ -157,10 +157,16 @@ def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
 
 def without_memory(player: Player) -> Player:
     """A copy of a player whose modules are on the meta device: small to pickle. See :func:`materialised`."""
-    blank = copy.deepcopy(player)
+    blank = copied(player, "the player", player.modules, type(player).__name__)
     for module in blank.modules.values():
         forget_memory(module)
     return blank
+
+
+def check_player(player: Player, start_method: str, where: str) -> None:
+    """Refuse (ConfigError) a player that cannot be sent to worker processes."""
+    way_out = "give start_method='fork'"
+    check_sendable(player, "the player", player.modules, where, start_method, way_out)
 
 
 def materialised(player: Player, device: torch.device = CPU) -> Player:

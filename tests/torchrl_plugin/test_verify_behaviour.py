@@ -197,6 +197,7 @@ def test_a_right_policy_holds_in_every_worker(
 
 @pytest.mark.processes
 @pytest.mark.seconds
+@pytest.mark.filterwarnings("ignore::rlsync.OlderWeightsAct")
 def test_a_worker_that_acts_with_a_packed_weight_is_named() -> None:
     declared = {"policy": Source("loss_module.actor_network", idle=("*",))}
     with running(workers(Packed())) as collector:

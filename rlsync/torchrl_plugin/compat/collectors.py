@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 from torch import nn
+from torchrl._utils import _get_mp_ctx
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
@@ -39,6 +40,12 @@ class SeededCollector(Collector):
 def has_own_policy_template(collector: MultiCollector) -> bool:
     """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
     return collector.policy is not None and not any(collector.policy_factory)
+
+
+def start_method() -> str:
+    """How the next process collector starts its workers."""
+    method: str = _get_mp_ctx().get_start_method()
+    return method
 
 
 def runs_compiled(collector: Collector) -> bool:

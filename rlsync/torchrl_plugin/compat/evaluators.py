@@ -7,7 +7,6 @@ its results and resets its workers.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from rlsync.sync.resolve import refuse_parts
 from rlsync.tensors.compare import check_same_leaves
 from rlsync.tensors.derived import keepers, outdate
 from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.sendable import copied
 from rlsync.tensors.target import write
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.collectors import policy_of
@@ -100,7 +100,7 @@ def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
     """A policy that nobody else writes to, and whose weights nobody else acts with."""
     written = bound_map.memory()
     shares = any(memory_key(tensor) in written for tensor in Leaves(policy, "policy").tensors())
-    return copy.deepcopy(policy) if shares else policy
+    return copied(policy, "the policy", {"policy": policy}, _WHERE) if shares else policy
 
 
 def _write(collector: Any, weights: VersionCopy) -> None:
