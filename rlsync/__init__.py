@@ -29,7 +29,9 @@ def __getattr__(name: str) -> object:
     """Load a public name (PEP 562). Python calls this for names that the package does not have yet."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = public = getattr(_import_module(_MODULES[name]), name)  # the next use finds it here
+    with _import_module("rlsync.core.nameless").told_of_a_user_without_a_name():
+        module = _import_module(_MODULES[name])
+    globals()[name] = public = getattr(module, name)  # the next use finds it here
     return public
 
 

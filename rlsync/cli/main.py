@@ -20,6 +20,7 @@ from shutil import disk_usage
 
 from rlsync import __version__
 from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
+from rlsync.core.nameless import told_of_a_user_without_a_name
 from rlsync.core.path import check_choice
 from rlsync.core.whole_file import cure_of, machines
 
@@ -140,7 +141,8 @@ def _run(words: list[str]) -> int:
         return 0
     verb, *arguments = words
     check_choice("verb", verb, VERBS, "rlsync VERB")
-    with _document_alone() if asks_json(arguments) else nullcontext():
+    alone = _document_alone() if asks_json(arguments) else nullcontext()
+    with alone, told_of_a_user_without_a_name():
         return int(importlib.import_module(f"rlsync.cli.{verb}").main(arguments))
 
 
