@@ -96,7 +96,7 @@ _NO_PROCESS: Any = _NoProcess
 @contextmanager
 def _as_if_starting() -> Iterator[None]:
     before = context.get_spawning_popen()
-    context.set_spawning_popen(_NoPopen)
+    context.set_spawning_popen(_NO_PROCESS)
     try:
         yield
     finally:
