@@ -13,6 +13,7 @@ import shutil
 import stat
 import time
 import uuid
+import weakref
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -99,7 +100,9 @@ class WholeCheckpoint(StagedCheckpoint):
     def _keep_room(self, folder: Path) -> None:
         """Keep room for a checkpoint as large as this one, in a file that goes with this process."""
         try:
-            self._room = self._room or TemporaryFile(dir=folder)  # noqa: SIM115  # it stays open
+            if self._room is None:
+                self._room = TemporaryFile(dir=folder)  # noqa: SIM115  # it stays open
+                weakref.finalize(self, self._room.close)
             if os.fstat(self._room.fileno()).st_size < self._room_bytes:
                 reserve(self._room.fileno(), self._room_bytes)
         except OSError:
