@@ -49,6 +49,7 @@ COMMON = (
     "recipe.compile=off",
     "recipe.evaluation.every_frames=64",
     "recipe.evaluation.episodes=2",
+    "recipe.evaluation.give_up_after_steps=500",
 )
 
 
