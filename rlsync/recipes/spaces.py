@@ -70,7 +70,9 @@ class AsPlayersSee(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.observations.seen(observation).numpy(), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        sent = self.actions.sent(torch.as_tensor(action)).numpy()[()]  # a choice is a number, and no array
+        sent = self.actions.sent(torch.as_tensor(action, device="cpu")).numpy()[
+            ()
+        ]  # a choice is a number, and no array
         observation, reward, terminated, truncated, info = self.env.step(sent)
         return self.observations.seen(observation).numpy(), reward, terminated, truncated, info
 
@@ -164,7 +166,7 @@ class Takes:
         picture: Any = observations.shape if observations.are_pictures else None
         if isinstance(actions, DiscreteActions):
             return Spaces(features, actions.n, OneHot(actions.n, dtype=torch.int64), picture)
-        low, high = (torch.tensor(bound) for bound in (actions.low, actions.high))
+        low, high = (torch.tensor(bound, device="cpu") for bound in (actions.low, actions.high))
         return Spaces(features, actions.size, Bounded(low, high), picture)
 
     def _why_not(self, actions: ActionSpec) -> str | None:

@@ -130,7 +130,7 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
     moves = any(_apart(acted[key], with_other[key]) > allowed for key in fixed)
     if apart[worst] <= allowed:
         return _Verdict(moves=moves)
-    again, _ = _outputs(sample, call, part, published, device)
+    again, _ = _outputs(sample, call, part, published, device, calls=2)
     if any(_apart(again[key], with_published[key]) > allowed for key in fixed):
         return _Verdict(why=f"{name} remembers its calls in an object that cannot be sent")
     return _Verdict(
@@ -180,21 +180,31 @@ def _met_again(part: nn.Module) -> tuple[str, ...]:
 
 
 def _outputs(
-    sample: Sample, call: PartCall, part: nn.Module, weights: Mapping[str, Tensor], device: torch.device
+    sample: Sample,
+    call: PartCall,
+    part: nn.Module,
+    weights: Mapping[str, Tensor],
+    device: torch.device,
+    calls: int = 1,
 ) -> tuple[dict[str, Tensor], bool]:
-    """The outputs of a part with some weights, and whether it drew random numbers for them."""
+    """The outputs of a part with some weights, and whether it drew random numbers for them; those of the last
+    of so many calls, each with what the worker's part remembered.
+    """
     floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     # Workers that compute in half precision pass it on from part to part; the learner computes as it trains.
     cast = dict.fromkeys((torch.bfloat16, torch.float16), floats[0]) if floats else {}
     args = tuple(sample.get(arg, device, cast) for arg in call.args)
-    # Copies: forward() may write to buffers.
-    own = Leaves(part, "the source").put_together({name: tensor.clone() for name, tensor in weights.items()})
     held = [value for module in part.modules() for value in vars(module).values()]
     generators = [torch.default_generator, *torch.cuda.default_generators]
     generators += [value for value in held if isinstance(value, torch.Generator)]
-    with undisturbed(part), _as_in_the_worker(part, sample, call, device), torch.no_grad():
+    source = Leaves(part, "the source")
+    with undisturbed(part), torch.no_grad():
         before = [generator.get_state() for generator in generators]
-        outs = functional_call(part, own, args, tie_weights=False, strict=False)
+        for _ in range(calls):
+            # Copies: forward() may write to buffers.
+            own = source.put_together({name: tensor.clone() for name, tensor in weights.items()})
+            with _as_in_the_worker(part, sample, call, device):
+                outs = functional_call(part, own, args, tie_weights=False, strict=False)
         after = [generator.get_state() for generator in generators]
         return _flat(selected(part, outs, "out_keys")), not all(map(torch.equal, before, after))
 

@@ -69,7 +69,7 @@ TYPED: dict[str, dict[str, str]] = {
     },
     "actions of another kind": {
         "recipe=dqn": "",
-        "env=pendulum": "recipe serves environments like CartPole-v1",
+        "env=pendulum": "a flat observation and discrete actions, like CartPole-v1",
     },
     "an environment of one's own": {"env.id=my_envs:Point-v0": "name the folder that holds it in PYTHONPATH"},
     "no trigger": {"sync.when.every=null": "give one of them, for example sync.when.every=1"},
@@ -100,7 +100,7 @@ VERBS = {
     "explain nofile.py:build": "no file 'nofile.py'",
     "doctor --trainer nofile.py": "give FILE.py:FUNCTION",
     "plan recipe.total_frames=0": "give a number > 0",
-    "plan --plot plan.xyz": "where  plan.xyz\n  cure   end it in .png",
+    "plan --plot plan.xyz": "/plan.xyz\n  cure   end it in .png",
 }
 
 
@@ -400,15 +400,15 @@ gymnasium.register("Narrow-v0", Narrow)
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("recipe", "first", "then", "told"),
-    [("impala", 5, 4, "Output array is the wrong shape"), ("ppo", 4, 5, "worker 0 ")],
+    ("recipe", "first", "then", "method"),
+    [("impala", 5, 4, "reset"), ("ppo", 4, 5, "step")],
     ids=["reset", "step"],
 )
 def test_an_environment_of_ones_own_is_played_by_check_as_by_a_run(
     recipe: str,
     first: int,
     then: int,
-    told: str,
+    method: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -420,4 +420,4 @@ def test_an_environment_of_ones_own_is_played_by_check_as_by_a_run(
     monkeypatch.syspath_prepend(tmp_path)
     words = [f"recipe={recipe}", f"env.id={name}:Narrow-v0", "collector.num_workers=1"]
     assert main(["check", *words]) == 2
-    assert told in capsys.readouterr().out
+    assert f"answers {method}() with observation = [5] of float32" in capsys.readouterr().out

@@ -266,16 +266,15 @@ def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
     with adopter.acting() as version:
         module(torch.ones(1, 2))
     parameters = digest([published["layer.weight"], published["layer.bias"]])
-    expected = WorkerAnswer(
-        question, version, {"policy": parameters}, {"policy": digest([published["calls"]])}
-    )
-    assert answer_of(board) == expected
+    answer = answer_of(board)
+    arrived = {"policy": digest([published["calls"]])}
+    assert answer == WorkerAnswer(question, version, {"policy": parameters}, arrived, answer.spent_s)
     board.ask()
     with adopter.acting():
         pass
     again = answer_of(board)
     assert again.asked > question
-    assert (again.kept, again.arrived) == (expected.kept, {}), "it did not adopt for this rollout"
+    assert (again.kept, again.arrived) == (answer.kept, {}), "it did not adopt for this rollout"
 
 
 def test_weights_that_were_changed_in_the_rollout_are_told(board: CountedBoard, adopter: Adopter) -> None:

@@ -22,7 +22,7 @@ PACKAGE = Path(rlsync.__file__).parent
 COMPAT = Path(compat.__file__).parent
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if COMPAT not in file.parents)
 # Names of torch's modules and tensors. Trainer has some of them too, but the floors below never see one.
-TORCHS = {"_modules", "_parameters", "_buffers", "_version"}
+TORCHS = {"_modules", "_parameters", "_buffers", "_version", "_cache"}
 BELOW = ("core", "tensors", "transport", "sync")
 # TorchRL's interface for schemes, although the names are private.
 INTERFACE = {

@@ -17,7 +17,16 @@ from torchrl.modules import BatchRenorm1d, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, VerifySync
+from rlsync import (
+    BoardScheme,
+    ConfigError,
+    Every,
+    OlderWeightsAct,
+    PublishError,
+    Source,
+    SyncWeights,
+    VerifySync,
+)
 from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
 from rlsync.sync.sample import Judgement
 from rlsync.torchrl_plugin.examine.examine import examine
@@ -122,6 +131,9 @@ class Remembering(nn.Module):
                 return y + self.memory["last"]
         self.memory = y.detach().sum() + (0.0 if self.memory is None else self.memory)
         return y + self.memory
+
+    def mark_weight_update(self) -> None:
+        """Its memory is that of an episode, and outlives the weights."""
 
 
 def verified(
@@ -366,7 +378,8 @@ def test_what_a_policy_remembers_is_no_alarm_and_hides_no_fault(memory: object) 
 
 def test_a_memory_that_cannot_be_sent_is_said() -> None:
     with running(make_collector(actor_of(Remembering(deque(maxlen=2))))) as collector:
-        trainer, hook = verified(collector, Remembering(deque(maxlen=2)), batches=6)
+        with pytest.warns(OlderWeightsAct, match="something in policy"):
+            trainer, hook = verified(collector, Remembering(deque(maxlen=2)), batches=6)
         trainer.train()
     assert hook.deviations == []
     assert any("remembers its calls in an object that cannot be sent" in why for why in hook.uncompared)

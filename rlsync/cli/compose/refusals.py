@@ -20,6 +20,7 @@ from rlsync.cli.compose.shipped import ENV, RECIPE
 from rlsync.core.errors import ConfigError, causes, first_line
 from rlsync.core.path import did_you_mean
 from rlsync.recipes import registry
+from rlsync.recipes.run_files import ENDED, EVALUATIONS, STATISTICS
 
 SEE_ALL = "rlsync train --cfg job prints all keys"
 
@@ -104,7 +105,7 @@ def of_sweeper(sweeper: str) -> ConfigError:
     cure = (
         "leave it out: key=a,b tries each value; or let a program of yours start a process for each run, and "
     )
-    cure += "read what the run leaves in its folder (evaluations.csv, statistics.json, ended.json)"
+    cure += f"read what the run leaves in its folder ({EVALUATIONS}, {STATISTICS}, {ENDED})"
     return ConfigError(what, f"hydra/sweeper={sweeper}", cure)
 
 

@@ -44,7 +44,7 @@ class Observations:
         Args:
             array: ``[..., *obs]``; what is returned may share its memory.
         """
-        tensor = torch.as_tensor(array).to(self.dtype)
+        tensor = torch.as_tensor(array, device="cpu").to(self.dtype)
         return tensor.movedim(-1, -3) if self.channels_last else tensor
 
     def space(self, of: Any) -> Space[Any]:
