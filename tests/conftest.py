@@ -68,8 +68,9 @@ PROCESS_STARTERS = {
     "fresh_python",
 }
 
-#: Read by `make types`, not run; and run by tests/laws/test_on_ray.py, where Ray is installed.
-collect_ignore = ["project/typing_cases", "tools/ray_cases.py"]
+#: Read by `make types`, not run; run by tests/laws/test_on_ray.py, where Ray is installed; and what prints
+#: whenever it is imported.
+collect_ignore = ["project/typing_cases", "tools/ray_cases.py", "tools/parts/loud.py"]
 
 
 # ------------------------------------------------------------------------------ how long a run takes

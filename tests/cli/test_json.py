@@ -16,10 +16,10 @@ import pytest
 from rlsync.cli.main import EXIT_UNREAD, VERBS, asks_json, main
 from rlsync.core.whole_file import json_of
 from tests.cli.test_verbs import ARGUMENTS
-from tests.tools.parts.loud import ID
 from tests.tools.programs import run_program
 
-LOUD = ("env=gymnasium", f"env.id={ID}")
+#: It prints at its import, and when the process ends: no process of the tests itself imports it.
+LOUD = ("env=gymnasium", "env.id=tests.tools.parts.loud:Loud-v0")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if "--json" in ARGUMENTS[verb]])

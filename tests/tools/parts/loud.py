@@ -10,8 +10,6 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 
-ID = "tests.tools.parts.loud:Loud-v0"
-
 
 def say(where: str) -> None:
     print(f"simulator: {where}")  # noqa: T201  # this is what it is for
