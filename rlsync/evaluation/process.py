@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line
 from rlsync.core.plan import POLICY
-from rlsync.core.whole_file import write_whole
+from rlsync.core.whole_file import cure_of, machines, write_whole
 from rlsync.evaluation.play import PATIENCE, Episode, Filmed, Patience, Score, at_once, film, filmed, play
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import EVALUATOR
@@ -108,11 +108,9 @@ class Best:
     def write(self, file: Path) -> None:
         held = {name: getattr(self, name) for name in self.__slots__} | {"digest": self.digest()}
 
-        def save(beside: Path) -> None:
-            with beside.open("wb") as opened:  # of a path, torch does not tell what the machine refused
-                torch.save(held, opened)
-
-        write_whole(file, save)
+        content = BytesIO()  # of a file, torch does not tell what the machine refused
+        torch.save(held, content)
+        write_whole(file, lambda beside: beside.write_bytes(content.getbuffer()))
 
 
 def digest_of_weights(weights: dict[str, Tensor], head: str = "") -> str:
@@ -158,6 +156,11 @@ def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
         _leave(learner, Words(error.what, error.where, error.cure))
         sys.exit(1)
     except Exception as error:
+        if (refusal := machines(error)) is not None:
+            folder = job.file.parent
+            what = f"{refusal.strerror}: {refusal.filename or folder}"
+            _leave(learner, Words(what, str(folder), cure_of(refusal, folder) or ""))
+            sys.exit(1)
         _leave(learner, Words(f"{type(error).__name__}: {first_line(error)}"))
         raise
 

@@ -281,7 +281,9 @@ def test_a_run_whose_terminal_is_closed_has_saved_and_goes_on(tmp_path: Path) ->
             assert wait_until(lambda: not any(map(is_alive, family)), 20)
         finally:
             run.kill()
-    assert json.loads((tmp_path / "it" / "ended.json").read_text())["checkpoint"] == "it/checkpoint"
+    assert (
+        json.loads((tmp_path / "it" / "ended.json").read_text())["checkpoint"] == f"{tmp_path}/it/checkpoint"
+    )
     goes_on(tmp_path, "it")
 
 
@@ -344,7 +346,7 @@ def test_the_death_of_rays_gcs_ends_a_run_with_a_checkpoint(tmp_path: Path) -> N
             for pid in session_pids(run.pid):
                 kill(pid)
     end = json.loads((tmp_path / "it" / "ended.json").read_text())
-    assert (end["how"], end["checkpoint"]) == ("failed", "it/checkpoint")
+    assert (end["how"], end["checkpoint"]) == ("failed", f"{tmp_path}/it/checkpoint")
     assert "Ray's GCS is gone" in end["error"]
 
 

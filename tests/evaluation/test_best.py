@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.whole_file import machines
 from rlsync.evaluation.process import Best, best_in
 
 
@@ -34,6 +37,22 @@ def test_no_flipped_bit_is_loaded(written: tuple[Path, Best]) -> None:
             assert loaded is not None
             assert loaded.digest() == best.digest()
     assert refused > 20
+
+
+def test_a_machine_that_refuses_to_write_it_says_why_and_the_one_before_stays(
+    written: tuple[Path, Best],
+) -> None:
+    file, best = written
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)) as refusal:
+            best.write(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert machines(refusal.value) is refusal.value, "so that the run's error has a cure"
+    assert file.read_bytes() == before
 
 
 def test_a_file_that_was_cut_is_refused_as_one(written: tuple[Path, Best]) -> None:
