@@ -29,9 +29,6 @@ from rlsync.recipes import registry, settings
 COMMENTS_BY_HAND: dict[str, set[str]] = {
     "cluster/none.yaml": {"kind"},
     "cluster/ray.yaml": {"kind"},
-    "collector/async.yaml": {"frames_per_batch", "kind"},
-    "collector/in_process.yaml": {"adopt", "frames_per_batch", "kind", "num_workers"},
-    "collector/sync.yaml": {"kind"},
     "env/atari.yaml": {"kwargs"},
     "env/gymnasium.yaml": {"id"},
     "env/rendered.yaml": {"num_envs"},
@@ -73,8 +70,7 @@ COMMENTS_BY_HAND: dict[str, set[str]] = {
 #: What a file is for: the keys whose value is not the default of its dataclass.
 VALUES_BY_HAND: dict[str, set[str]] = {
     "cluster/ray.yaml": {"kind"},
-    "collector/async.yaml": {"kind"},
-    "collector/in_process.yaml": {"kind", "num_workers"},
+    "collector/nodes.yaml": {"lag"},
     "env/gymnasium.yaml": {"id"},
     "env/halfcheetah.yaml": {"id"},
     "env/hopper.yaml": {"id"},
@@ -83,7 +79,6 @@ VALUES_BY_HAND: dict[str, set[str]] = {
     "logger/tensorboard.yaml": {"kind"},
     "logger/wandb.yaml": {"kind", "kwargs"},
     "sync/actor.yaml": {"map"},
-    "sync/actor_behind_noise.yaml": {"map"},
     "sync/dreamer_v1.yaml": {"map"},
     "sync/dreamer_v3.yaml": {"map"},
     "sync/value_greedy.yaml": {"map", "when.every", "when.unit"},

@@ -13,7 +13,6 @@ from rlsync.cli.job import Job, examined_jobs, try_checkpoints
 from rlsync.cli.main import EXIT_USAGE, parser_of, print_document
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.core.errors import RlsyncError
-from rlsync.core.extensions import BOARD
 from rlsync.core.whole_file import json_of
 from rlsync.recipes import registry
 from rlsync.recipes.evaluating import tried_by_evaluations, tried_by_workers, whether_episodes_end
@@ -59,7 +58,6 @@ def _is_own(job: Job, own: Path | None) -> bool:
     """Whether a job may have a sync map, a recipe, a transport or an environment that is not shipped."""
     return (
         job.recipe.name not in registry.SHIPPED
-        or job.config.collector.transport != BOARD
         or job.config.env.names_module
         or any(_may_map(word, own) for word in job.words)
     )

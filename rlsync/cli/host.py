@@ -16,7 +16,6 @@ from rlsync.cli.ending import Interrupts
 from rlsync.cli.job import Job
 from rlsync.cli.main import EXIT_FAILED
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.settings import IN_PROCESS
 from rlsync.sync.families import require_children
 from rlsync.transport.shared_file import SharedFile
 
@@ -28,7 +27,8 @@ def require_host(job: Job) -> None:
         cure += "subprocess.run([sys.executable, '-m', 'rlsync', 'train', ...])"
         what = "in a thread Python delivers no signals, so nothing could stop a run with a checkpoint"
         raise ConfigError(what, f"thread {threading.current_thread().name!r}", cure)
-    if job.agents or job.config.collector.kind != IN_PROCESS:
+    evaluates = job.config.recipe.evaluations().every_frames > 0
+    if job.agents or evaluates or not job.config.in_process:
         require_children()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,8 +82,12 @@ def as_text(config: Config, plan: Timeline) -> str:
 
 def _workers(config: Config) -> str:
     workers, envs, more = config.workers_per_node, config.env.num_envs, more_frames(config)
-    steps = math.ceil(config.collector.frames_per_batch / (workers * envs))
-    told = f"{workers}, each with {_of(envs, 'environment')}: {_of(steps, 'policy call')} for a batch"
+    batches = config.recipe.batches(config)
+    whose = "the learner's own process" if config.in_process else f"{workers}"
+    told = (
+        f"{whose}, each with {_of(envs, 'environment')}: {_of(batches.steps, 'policy call')} for a rollout, "
+    )
+    told += f"{_of(batches.rollouts, 'rollout')} for a batch; {config.lag_facts()}"
     return told if more is None else f"{told}; more frames a second: {more}"
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from rlsync import SyncWeights
+from rlsync.core.extensions import BOARD
 from rlsync.recipes.settings import CollectorConfig, RouteConfig, SyncConfig, WhenConfig
 from rlsync.recipes.sync_settings import sync_map, trigger
 from rlsync.sync.trained import UNCHANGED_PUBLISHES
@@ -61,7 +62,7 @@ class BoardSchemeConfig:
     prove: bool = True
     start_timeout_s: float | None = 300.0
     silent_timeout_s: float | None = CollectorConfig.silent_timeout_s
-    transport: str = CollectorConfig.transport
+    transport: str = BOARD
     _target_: str = "rlsync.BoardScheme"
 
 

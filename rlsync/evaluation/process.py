@@ -167,6 +167,7 @@ def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
 
 def _evaluate(job: EvaluationJob, learner: Connection) -> None:
     adopter = adopting(job.board, EVALUATOR, job.player, job.adopt, job.device)
+    adopter.end_with_the_learner()
     reader = adopter.reader
     assert isinstance(reader, BoardReader), "an evaluation reads a board"
     envs = make_venv(job.env, at_once(job.episodes))

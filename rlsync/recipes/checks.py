@@ -15,20 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.extensions import BOARD, LOGGERS, has_package, imported, installed
+from rlsync.core.extensions import LOGGERS, has_package, imported, installed
 from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.registry import SHIPPED, recipe_named
-from rlsync.recipes.replay.settings import ReplayConfig
 from rlsync.recipes.run_files import BEST_VIDEO
-from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config
+from rlsync.recipes.settings import BFLOAT16, LOGGER_PACKAGES, Config
 from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.tensors.device import affine_cores, bfloat16_instructions
 from rlsync.transport.board.format import DATA_AT
 from rlsync.workers.devices import device_named, device_of_each
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
-_FILES, _OF_STOCK_WORKER, _OF_WORKER = 64, 20, 1
+_FILES, _OF_WORKER = 64, 1
 
 VIDEO_KEY = "recipe.evaluation.video_every"  #: the key of an evaluation's films
 
@@ -45,7 +44,7 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from map_errors(config.sync)
     yield from caught(lambda: verify_trigger(config.sync), "sync.verify_every_s")
     yield from config.env.errors()
-    looks = device_errors, cluster_errors, in_process_errors, transport_errors, schedule_errors
+    looks = device_errors, cluster_errors, in_process_errors, schedule_errors
     for look in (*looks, video_errors, file_errors, update_errors):
         yield from look(config)
     kind = config.logger.kind
@@ -53,16 +52,10 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
     if (point := installed(LOGGERS).get(kind)) is not None:
         yield from caught(lambda: imported(point, "logger"), "logger.kind")
-    if config.recipe.in_stock_collectors:
-        yield from stock_device_errors(config)
     for error in config.recipe.errors(config):
         where, cure = f"errors() of {config.recipe.name!r}", "yield rlsync.ConfigError(what, where, cure)"
         yield error if isinstance(error, RlsyncError) else ConfigError(str(error), where, cure)
-    collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
-    if 0 < collector.frames_per_batch < steps:
-        what = f"a batch of {collector.frames_per_batch} frames leaves some environments idle"
-        cure = f"give at least collector.num_workers x env.num_envs = {steps}"
-        yield ConfigError(what, "collector.frames_per_batch", cure)
+    yield from batch_errors(config)
 
 
 def check(config: Config) -> Config:
@@ -75,17 +68,17 @@ _FULL_WORKER = 16  #: with more environments a worker gains little: it steps the
 
 
 def more_frames(config: Config) -> str | None:
-    """The override with which workers make more frames a second: more environments, or workers, or async."""
+    """The override with which workers make more frames a second: more environments, or workers, or a lag."""
     envs, collector = config.env.num_envs, config.collector
-    workers, off_policy = collector.num_workers, isinstance(config.recipe, ReplayConfig)
+    workers = collector.num_workers
     ways: dict[str, Config] = {}
     if 2 * envs <= _FULL_WORKER:
         ways[f"env.num_envs={2 * envs}"] = replace(config, env=replace(config.env, num_envs=2 * envs))
     if affine_cores() > workers + 1:
         more = replace(collector, num_workers=workers + 1)
         ways[f"collector.num_workers={workers + 1}"] = replace(config, collector=more)
-    if collector.kind == "sync" and off_policy:
-        ways["collector=async"] = replace(config, collector=replace(collector, kind="async"))
+    if collector.lag == 0 and workers:
+        ways["collector.lag=1"] = replace(config, collector=replace(collector, lag=1))
     before = len(list(_misfits(config)))
     return next((word for word, other in ways.items() if len(list(_misfits(other))) <= before), None)
 
@@ -93,16 +86,16 @@ def more_frames(config: Config) -> str | None:
 def file_errors(config: Config) -> Iterator[RlsyncError]:
     """An error if this process may not open as many files as a run needs: the run would hang somewhere."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    workers = 0 if config.collector.kind == IN_PROCESS else config.workers_per_node
-    needed = _FILES + (_OF_STOCK_WORKER if config.recipe.in_stock_collectors else _OF_WORKER) * workers
+    workers = 0 if config.in_process else config.workers_per_node
+    needed = _FILES + _OF_WORKER * workers
     if 0 <= limit < needed:  # -1: no limit
         what = f"this process may open {limit} files, and the run needs {needed}"
         cure = f"allow more with ulimit -n {needed}, or give fewer workers"
         yield ConfigError(what, f"ulimit -n, collector.num_workers={workers}", cure)
     longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if workers and 0 <= longest < 2 * DATA_AT:
+    if 0 <= longest < 2 * DATA_AT:
         what = f"this process may make files of {longest:,} bytes, and a board's file is {DATA_AT:,} long"
-        cure = "allow longer ones with ulimit -f unlimited: it is mostly empty; or collector.kind=in_process"
+        cure = "allow longer ones with ulimit -f unlimited: it is mostly empty"
         yield ConfigError(what, "ulimit -f", cure)
 
 
@@ -110,24 +103,9 @@ def device_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key whose device this machine lacks, or whose list does not fit the workers."""
     collector = config.collector
     yield from caught(lambda: device_named(config.learner.device, "learner.device"))
-    yield from caught(lambda: device_of_each(collector.device, collector.num_workers, "collector.device"))
+    workers = max(1, collector.num_workers)
+    yield from caught(lambda: device_of_each(collector.device, workers, "collector.device"))
     yield from caught(lambda: device_named(config.evaluation.device, "evaluation.device"))
-
-
-def stock_device_errors(config: Config) -> Iterator[RlsyncError]:
-    """One error for each device that TorchRL's own collectors cannot act on, beyond :func:`device_errors`."""
-    if any(device_errors(config)):
-        return
-    collector = config.collector
-    devices = device_of_each(collector.device, collector.num_workers, "collector.device")
-    if {device.type for device in devices} == {"cpu"}:
-        return
-    from rlsync.torchrl_plugin.compat.collectors import takes_policies_on  # takes seconds to import
-
-    for device in dict.fromkeys(devices):
-        if not takes_policies_on(device):
-            cure = "give cpu or a CUDA device; the workers of recipe=impala act on any device"
-            yield ConfigError(f"TorchRL's collectors cannot act on {str(device)!r}", "collector.device", cure)
 
 
 def cluster_errors(config: Config) -> Iterator[RlsyncError]:
@@ -160,51 +138,56 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
 
 def in_process_errors(config: Config) -> Iterator[RlsyncError]:
     """What needs worker processes, and is asked for without any."""
-    if config.collector.kind != IN_PROCESS:
+    if config.collector.num_workers:
         return
-    asked = []
-    if config.collector.num_workers > 1:
-        asked.append(("collector.num_workers=1", "more than one worker"))
+    if not config.cluster.here and config.cluster.workers_per_node is None:
+        what = "the nodes of a cluster have no worker"
+        yield ConfigError(what, "collector.num_workers=0", "give 1 or more, or cluster=none")
+    if not isinstance(config.collector.device, str):
+        what = "a list of devices has one for each worker, and there is no worker process"
+        yield ConfigError(what, "collector.device, collector.num_workers=0", "give one device, like cpu")
+
+
+def batch_errors(config: Config) -> Iterator[RlsyncError]:
+    """An error if a batch cannot be as many steps of every environment."""
+    if any(bound_errors(config)):
+        return
+    batches = config.recipe.batches(config)
+    frames, envs = config.collector.frames_per_batch, batches.rollouts * config.env.num_envs
+    if batches.steps * envs == frames or "unroll_length" in vars(config.recipe):  # impala says more of it
+        return
+    what = f"a batch of {frames} frames is not as many steps of each of {envs} environments"
+    near = max(1, frames // envs) * envs
+    cure = f"give a multiple of collector.num_workers x env.num_envs = {envs}, for example {near}"
     if not config.cluster.here:
-        asked.append(("cluster=none", "workers on a cluster"))
-    if config.recipe.evaluations().every_frames > 0:
-        evaluator = "an evaluating process, which reads the workers' board"
-        asked.append(("recipe.evaluation.every_frames=0", evaluator))
-    for other, needs in asked:
-        what = f"collector.kind={IN_PROCESS} has no worker processes, so not {needs}"
-        cure = f"give {other}, or collector=sync or async, which have worker processes"
-        yield ConfigError(what, other.partition("=")[0], cure)
-
-
-def transport_errors(config: Config) -> Iterator[RlsyncError]:
-    """An error if a transport is named for workers that read a board in any case."""
-    settings, here = config.collector, config.cluster.here and config.recipe.in_stock_collectors
-    if settings.transport != BOARD and not (here and settings.kind != IN_PROCESS):
-        what = "only TorchRL's collectors of processes on this machine take a transport by its name"
-        yield ConfigError(what, f"collector.transport={settings.transport}", f"leave it out, or give {BOARD}")
+        cure = f"give a multiple of {envs}, the environments of cluster.min_nodes nodes, for example {near}"
+    yield ConfigError(what, "collector.frames_per_batch", cure)
 
 
 def schedule_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key that leaves no fixed lag, or no life to make again, where that is asked for."""
-    own, seconds = vars(config.recipe), config.sync.when.unit == "seconds"
-    both = {
+    own, seconds, lag = vars(config.recipe), config.sync.when.unit == "seconds", config.collector.lag
+    full = own.get("when_full", "block")
+    without_lag = {
+        "cluster.kind": "give 0 or null: nodes keep no other lag" if lag and not config.cluster.here else "",
+        "sync.when.unit": "count batches, frames or optim_steps" if seconds and config.cluster.here else "",
+        "recipe.when_full": "" if full == "block" else "give block",
+    }
+    without_lives = {
         "cluster.kind": "" if config.cluster.here else "give cluster=none",
         "sync.when.unit": "count batches, frames or optim_steps" if seconds else "",
-    }
-    lag = {
-        "collector.lag": "" if "when_full" in own else "give recipe=impala or laser",
-        "recipe.when_full": "" if own.get("when_full", "block") == "block" else "give block",
-    }
-    life = {
-        "recipe.when_full": "give block or drop_oldest" if own.get("when_full") == "drop_newest" else "",
+        "recipe.when_full": "give block or drop_oldest" if full == "drop_newest" else "",
         "sync.digest_every": "give 100" if config.sync.digest_every is None else "",
     }
-    asked = [("collector.lag", "have a fixed lag", lag)] if config.collector.lag is not None else []
-    asked += [("life_frames", "be made again life by life", life)] if config.life_frames is not None else []
-    for key, what, cures in asked:
-        for at, cure in {**both, **cures}.items():
+    asked = []
+    if lag is not None:
+        asked.append(("have a fixed lag", without_lag, "give collector.lag=null"))
+    if config.life_frames is not None:
+        asked.append(("be made again life by life", without_lives, "leave life_frames out"))
+    for what, cures, otherwise in asked:
+        for at, cure in cures.items():
             if cure:
-                yield ConfigError(f"this run cannot {what}", at, f"{cure}, or leave {key} out")
+                yield ConfigError(f"this run cannot {what}", at, f"{cure}, or {otherwise}")
 
 
 def has_compiler() -> bool:
@@ -225,7 +208,7 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
     if asked["compile"] and on_cpu and not has_compiler():
         cure = "install g++ and Python's headers, or give recipe.compile=off"
         yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)
-    on_cpu |= not recipe.in_stock_collectors and config.collector.device == "cpu"  # workers have it, too
+    on_cpu |= recipe.acts_in_update_dtype and config.collector.device == "cpu"
     if asked["update_dtype"] and on_cpu and bfloat16_instructions() == []:  # None: it cannot be told
         cure = "give recipe.update_dtype=float32"
         yield ConfigError("this processor has no bfloat16", "recipe.update_dtype=bfloat16", cure)

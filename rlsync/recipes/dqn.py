@@ -1,7 +1,7 @@
-"""DQN with worker processes on a board: TorchRL's trainer, collector and loss.
+"""DQN: TorchRL's trainer, replay and loss, with workers that adopt from a board.
 
-Workers hold the Q network as ``policy.module[0]`` and the epsilon-greedy module as ``policy.module[1]``. With
-a ladder each worker's environments say how steep its rung is, and the one published rate differs by it.
+Workers hold the Q network as ``policy.module[0]`` and the exploration rate as ``policy.module[1]``. With a
+ladder each worker takes the one published rate to a power of its own.
 Source: Mnih et al. 2015; van Hasselt et al. 2016; Ape-X, arXiv 1803.00933; torchrl.objectives.DQNLoss.
 """
 
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.utils import expand_as_right
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn, optim
-from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
 from torchrl.trainers import Trainer
@@ -24,13 +21,15 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of, same_as
 from rlsync.recipes.hooks.steering import EpsilonDecay
-from rlsync.recipes.networks import PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.building import make_trainer, seeing
 from rlsync.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
-from rlsync.workers.players.q import EpsilonLadder
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.players.q import EpsilonGreedyPlayer, EpsilonLadder
 
 #: Why a resumed run cannot change a field.
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
+
+GREEDY = EpsilonLadder(0.0)
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -85,27 +84,52 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     recipe = run.recipe
     actor, greedy = (part.to(run.device) for part in make_policy(recipe, run.spaces))
     loss = make_loss(recipe, run.spaces, actor).to(run.device)
-    acting = PlainSequential(actor, greedy)
-    optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, fused=True)
-    ladder, workers = EpsilonLadder(alpha=recipe.ladder_alpha), run.place.workers
-    with parts.started_collector(
-        run, acting, random_frames=recipe.pace.prefill, ladder=ladder if recipe.ladder_alpha else None
-    ) as collector:
+    policy = TensorDictSequential(actor, greedy)  # its leaves are those of the sync map
+    network, workers = actor[0].module, run.place.workers
+    ladder = EpsilonLadder(alpha=recipe.ladder_alpha)
+    explores = player_of(policy, network, run.spaces, ladder=ladder, rate=greedy)
+    with parts.started_collector(run, explores, random_frames=recipe.pace.prefill) as collector:
+        optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, fused=True)
         target = CopyEvery(loss, value_network_update_interval=recipe.target_update_steps)
         trainer = make_trainer(run, collector, loss, target, optimizer)
         pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy, ladder.exponent(workers - 1, workers)).register(trainer)
-        parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
+        parts.register_with_evaluations(
+            trainer, run, player_of(policy, network, run.spaces), learned="module.0."
+        )
     return trainer
+
+
+def player_of(
+    policy: nn.Module,
+    network: nn.Module,
+    spaces: parts.Spaces,
+    *,
+    ladder: EpsilonLadder = GREEDY,
+    rate: EGreedyModule | None = None,
+) -> EpsilonGreedyPlayer:
+    """Acts by the Q values of ``network``, a part of ``policy``; greedily, unless there is a ``rate``."""
+    return EpsilonGreedyPlayer(
+        network,
+        DiscreteActions(spaces.actions),
+        spaces.observation_shape,
+        spaces.observation_dtype,
+        ladder=ladder,
+        policy=policy,
+        rate=rate,
+        record_values=False,
+    )
 
 
 def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
     activation = _ACTIVATIONS[recipe.activation]
     q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation)
-    q_module = PlainModule(seeing(recipe, spaces, q_net), in_keys=["observation"], out_keys=["action_value"])
-    actor = PlainQActor(q_module, spec=spaces.action_spec)
-    greedy = (GreedyOnLadder if recipe.ladder_alpha else EGreedyModule)(
+    q_module = TensorDictModule(
+        seeing(recipe, spaces, q_net), in_keys=["observation"], out_keys=["action_value"]
+    )
+    actor = QValueActor(q_module, spec=spaces.action_spec)
+    greedy = EGreedyModule(
         spec=spaces.action_spec,
         eps_init=recipe.epsilon_start,
         eps_end=recipe.ladder_base if recipe.ladder_alpha else recipe.epsilon_end,
@@ -152,23 +176,10 @@ class CopyEvery(HardUpdate):
             self.counter += 1
 
 
-class GreedyOnLadder(EGreedyModule):
-    """Takes a random action with probability ``eps ** exploration_exponent``, else leaves it alone."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.in_keys = [self.action_key, parts.EXPONENT]
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if exploration_type() not in (ExplorationType.RANDOM, None):
-            return tensordict
-        action = tensordict.get(self.action_key)
-        rate = self.eps ** tensordict.get(parts.EXPONENT).squeeze(-1)
-        explores = torch.rand(rate.shape, device=rate.device) < rate
-        random = self.spec[self.action_key].expand(action.shape).rand().to(action.device)
-        return tensordict.set(self.action_key, torch.where(expand_as_right(explores, action), random, action))
+def acting(run: parts.Run[DQNConfig], deterministic: bool) -> parts.Acting:
+    """What acts with a checkpoint is greedy in any case: it has no exploration rate."""
+    actor, _ = make_policy(run.recipe, run.spaces)
+    return parts.Acting(actor, player_of(actor, actor[0].module, run.spaces))
 
 
-RECIPE = parts.Recipe(
-    "dqn", DQNConfig, parts.DISCRETE.probe, build, lambda run: make_policy(run.recipe, run.spaces)[0]
-)
+RECIPE = parts.Recipe("dqn", DQNConfig, parts.DISCRETE.probe, build, acting)

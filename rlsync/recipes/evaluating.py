@@ -15,7 +15,6 @@ from typing import Any
 
 import gymnasium
 import torch
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
@@ -29,13 +28,13 @@ from rlsync.evaluation.process import EvaluationJob, Filming, best_in
 from rlsync.evaluation.try_out import random_steps
 from rlsync.recipes.checks import VIDEO_KEY
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig
+from rlsync.recipes.networks import workers_player
 from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.recipes.settings import Config, EvaluationConfig
-from rlsync.recipes.spaces import make_env
 from rlsync.recipes.timeline import versions_between_evaluations
-from rlsync.recipes.trainer import policy_player, register_hooks
+from rlsync.recipes.trainer import register_hooks
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.player import Player, check_fits
@@ -44,17 +43,15 @@ from rlsync.workers.player import Player, check_fits
 APART = 2**30
 
 
-def register_with_evaluations(
-    trainer: Trainer, run: Run[Any], acting: TensorDictModuleBase, learned: str = ""
-) -> None:
+def register_with_evaluations(trainer: Trainer, run: Run[Any], greedy: Player, learned: str = "") -> None:
     """Register what publishes, logs and watches, and the evaluating process if the config wants one, whose
-    returns then decide on ``recipe.target_return``. Workers act with ``acting``, exploration included; the
-    names of its learned leaves begin with ``learned``. ConfigError: there is no board to evaluate from.
+    returns then decide on ``recipe.target_return``. It plays with ``greedy``, whose modules are those of the
+    workers; the names of the learned leaves begin with ``learned``. ConfigError: there is no run folder.
     """
     evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
     returns = register_hooks(trainer, run, stop_at_return=not evaluates)
     if evaluates:
-        player = policy_player(run, acting, deterministic=True).player
+        player = workers_player(run.config.sync, greedy, run.device)
         evaluator = make_evaluator(run, trainer.collector, player, learned)
         evaluator.target = run.recipe.target_return
         evaluator.stop = returns.stop
@@ -70,8 +67,7 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
     folder, films = run.folder, evaluation.video_every
     if board is None or folder is None:
         what = "an evaluation needs a board to read and a run folder to write to"
-        where = "recipe.evaluation.every_frames, run_dir, collector.transport"
-        raise ConfigError(what, where, "give run_dir and the transport board, or every_frames=0")
+        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
     best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
     job = EvaluationJob(
         board=board,
@@ -191,21 +187,11 @@ def _limits_episodes(env: EnvConfig) -> bool:
 def _steps_of_workers(config: Config) -> Iterator[int]:
     """Yields how many episodes ended in each step."""
     env = config.env
-    if not config.recipe.in_stock_collectors:
-        generator = torch.Generator().manual_seed(config.seed)
-        with closing(make_venv(env.spec(), env.num_envs, config.seed)) as envs:
-            for answer in random_steps(envs, generator, TRIAL_STEPS):
-                _require_finite(config, answer.reward, answer.observation)
-                yield int(answer.over.sum())
-        return
-    with closing(make_env(env)) as stock:
-        stock.set_seed(config.seed)
-        now = stock.reset()
-        for _ in range(TRIAL_STEPS):
-            stepped, now = stock.step_and_maybe_reset(stock.rand_action(now))
-            answered = stepped["next"]
-            _require_finite(config, answered["reward"], answered["observation"])
-            yield int(answered["done"].sum())
+    generator = torch.Generator().manual_seed(config.seed)
+    with closing(make_venv(env.spec(), env.num_envs, config.seed)) as envs:
+        for answer in random_steps(envs, generator, TRIAL_STEPS):
+            _require_finite(config, answer.reward, answer.observation)
+            yield int(answer.over.sum())
 
 
 def _steps_of_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Iterator[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import math
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,25 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
-from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.whole_file import write_whole
 from rlsync.recipes.bounds import values_for
-from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CLUSTER, CREW, VERSIONS
-from rlsync.recipes.spaces import Maker
-from rlsync.workers.cluster.collector import ClusterCollector, TransitionCollector
+from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.cluster.session import Session
-from rlsync.workers.devices import CPU
-from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.player import Player
-from rlsync.workers.players.q import EpsilonLadder
-from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill
 
 _TELL_EVERY_S = 2.0
 
@@ -42,50 +32,20 @@ class Cluster:
     """Workers on the nodes of the cluster that a config names, or of one started here; see ``Here``."""
 
     def __init__(self, run: Run[Any]) -> None:
-        self.update_map: dict[str, str] | None = None  # TorchRL refuses one where it has no schemes
         self._run = run
         self.workers = run.config.workers_per_node
 
-    def transitions(
-        self, policy: TensorDictModuleBase, *, random_frames: int, ladder: EpsilonLadder | None, maker: Maker
-    ) -> BaseCollector:
-        """A batch is a rollout of each worker of ``min_nodes`` nodes; if asynchronous, one of one worker."""
-        config, spaces = self._run.config, self._run.spaces
-        settings, num_envs = config.collector, config.env.num_envs
-        waits = settings.kind == "sync"
-        rollouts = self.workers * config.cluster.min_nodes if waits else 1
-        policy = workers_policy(config.sync, policy)
-        acting = ActingPolicy(
-            copy.deepcopy(policy).to(CPU),  # the specs that it draws from are on the device of its weights
-            spaces.player_actions(),
-            (spaces.features,),
-            ladder=ladder,
-            prefill=Prefill() if random_frames else None,
-        )
+    def collector(self, player: Player, *, when_full: Any = "block", **settings: Any) -> ClusterCollector:
+        """Start workers that act with a player; see ``Here``. Those of a cluster drop nothing themselves."""
+        config = self._run.config
         with self._connected() as places:
-            return TransitionCollector(
-                acting,
-                GymnasiumEnvs(config.env.id, config.env.kwargs),
-                waits=waits,
-                random_frames=random_frames,
-                steps=math.ceil(settings.frames_per_batch / (rollouts * num_envs)),
-                envs_per_worker=num_envs,
-                rollouts_per_batch=rollouts,
-                adopt=settings.adopt,
-                seed=config.seed,
-                silent_timeout_s=settings.silent_timeout_s or float("inf"),
+            return ClusterCollector(
+                player,
+                config.env.spec(),
+                newest_only=config.collector.lag == 0,
                 **places,
+                **settings,
             )
-
-    def unrolls(self, player: Player, *, when_full: Any, **shared: Any) -> ClusterCollector:
-        with self._connected() as places:
-            return ClusterCollector(player, self._run.config.env.spec(), **places, **shared)
-
-    def routes(self, collector: BaseCollector) -> dict[str, str]:
-        """Whether the workers take random actions."""
-        if isinstance(collector, TransitionCollector) and collector.prefill is not None:
-            return {PREFILL: "collector.prefill"}
-        return {}
 
     def watch(self, trainer: Trainer) -> None:
         """Write what is known of the nodes into the run's folder: now, and then every few seconds."""

@@ -23,9 +23,11 @@ from rlsync.recipes.hooks.steering import ToLearner as ToLearner
 from rlsync.recipes.networks import MixedMLP as MixedMLP
 from rlsync.recipes.networks import mlp as mlp
 from rlsync.recipes.networks import workers_dtype as workers_dtype
-from rlsync.recipes.networks import workers_policy as workers_policy
-from rlsync.recipes.place import EXPONENT as EXPONENT
+from rlsync.recipes.networks import workers_player as workers_player
 from rlsync.recipes.place import started_collector as started_collector
+from rlsync.recipes.players import BoxPlayer as BoxPlayer
+from rlsync.recipes.players import HeadPlayer as HeadPlayer
+from rlsync.recipes.registry import Acting as Acting
 from rlsync.recipes.registry import Recipe as Recipe
 from rlsync.recipes.run import Run as Run
 from rlsync.recipes.settings import CollectorConfig as CollectorConfig
@@ -36,12 +38,10 @@ from rlsync.recipes.spaces import ANY as ANY
 from rlsync.recipes.spaces import BOX as BOX
 from rlsync.recipes.spaces import DISCRETE as DISCRETE
 from rlsync.recipes.spaces import Spaces as Spaces
-from rlsync.recipes.spaces import make_env as make_env
 from rlsync.recipes.spaces import making as making
 from rlsync.recipes.spaces import naming_env as naming_env
 from rlsync.recipes.spaces import probe as probe
 from rlsync.recipes.trainer import annealing as annealing
-from rlsync.recipes.trainer import policy_player as policy_player
 from rlsync.recipes.trainer import register_hooks as register_hooks
 from rlsync.recipes.trainer import register_sync as register_sync
 from rlsync.recipes.trainer import trainer_settings as trainer_settings

@@ -1,4 +1,4 @@
-"""PPO with worker processes on a board: TorchRL's own PPOTrainer, collector and loss.
+"""PPO: TorchRL's own PPOTrainer, loss and advantages, with workers that adopt from a board.
 
 Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers.algorithms.
 """
@@ -6,19 +6,22 @@ Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
 from torch import Tensor, optim
 from torch.nn.functional import smooth_l1_loss
 from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.modules import OneHotCategorical, ValueOperator
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value.functional import generalized_advantage_estimate
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.recipes import parts, pure
-from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
-from rlsync.recipes.registry import acting_of_loss
+from rlsync.recipes.impala.heads import Categorical
 from rlsync.recipes.settings import PPOConfig
 from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.workers.devices import CPU
@@ -28,7 +31,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     settings = parts.trainer_settings(run)
-    with parts.started_collector(run, loss.actor_network) as collector:
+    with parts.started_collector(run, player_of(loss.actor_network, run.spaces)) as collector:
         optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5, fused=True)
         trainer = PPOTrainer(
             **settings,
@@ -44,28 +47,24 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
             ),
             num_epochs=recipe.num_epochs,
             optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
-            gamma=recipe.gamma,
-            lmbda=recipe.gae_lambda,
-            weight_update_map=run.place.update_map,  # SyncWeights replaces what it makes
+            gae=Advantages(loss.critic_network, recipe.gamma, recipe.gae_lambda),
         )
         pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         # The advantages are computed before the replay buffer is filled.
         parts.ToLearner(run.device).register(trainer)
-        parts.register_with_evaluations(trainer, run, loss.actor_network)
+        greedy = player_of(loss.actor_network, run.spaces, deterministic=True)
+        parts.register_with_evaluations(trainer, run, greedy)
     return trainer
 
 
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
     policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
-    actor = PlainActor(
-        PlainModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
-        PlainDraw(
-            in_keys=["logits"],
-            out_keys=["action"],
-            spec=Composite(action=spaces.action_spec),
-            distribution_class=OneHotCategorical,
-            return_log_prob=True,
-        ),
+    actor = ProbabilisticActor(
+        TensorDictModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        spec=Composite(action=spaces.action_spec),
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
     )
     value_net = parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0)
     critic = ValueOperator(value_net, in_keys=["observation"])
@@ -78,6 +77,41 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
         critic_coeff=recipe.critic_coeff,
     )
     return loss.to(device)
+
+
+def player_of(
+    actor: ProbabilisticActor, spaces: parts.Spaces, *, deterministic: bool = False
+) -> parts.HeadPlayer:
+    head = Categorical(spaces.actions)
+    return parts.HeadPlayer(actor, actor[0].module, head, spaces, deterministic=deterministic)
+
+
+@dataclass
+class Advantages:
+    """Writes ``advantage`` and ``value_target`` into batches ``[B, T]``, by TorchRL's GAE.
+
+    One pass of the critic values the T + 1 observations of each environment; where an episode has ended
+    within them, what followed it is valued in a second, small one.
+    """
+
+    critic: ValueOperator
+    gamma: float
+    lmbda: float
+
+    @torch.no_grad()
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        after = batch["next"]
+        seen, following, done = batch["observation"], after["observation"], after["done"]
+        values = self.critic.module(torch.cat([seen, following[:, -1:]], 1))
+        value, next_value = values[:, :-1], values[:, 1:]
+        ends = done.squeeze(-1)
+        if bool(ends.any()):
+            next_value = next_value.clone()
+            next_value[ends] = self.critic.module(following[ends])
+        advantage, target = generalized_advantage_estimate(
+            self.gamma, self.lmbda, value, next_value, after["reward"], done, after["terminated"]
+        )
+        return batch.set("advantage", advantage).set("value_target", target)
 
 
 def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
@@ -112,4 +146,9 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     return pure.Update((loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys)
 
 
-RECIPE = parts.Recipe("ppo", PPOConfig, parts.probe, build, acting_of_loss(make_loss))
+def acting(run: parts.Run[PPOConfig], deterministic: bool) -> parts.Acting:
+    actor = make_loss(run.recipe, run.spaces).actor_network
+    return parts.Acting(actor, player_of(actor, run.spaces, deterministic=deterministic))
+
+
+RECIPE = parts.Recipe("ppo", PPOConfig, parts.probe, build, acting)

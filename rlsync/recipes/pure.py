@@ -80,8 +80,7 @@ _LAYERS: dict[type, Callable[..., Tensor]] = {
 }  # fmt: skip
 #: What holds layers, or comes after them and is part of the losses.
 _AROUND = {
-    networks.MixedMLP, networks.NormedLinear, networks.PlainActor, networks.PlainDraw, networks.PlainModule,
-    networks.PlainQActor, networks.PlainSequential, MLP, ProbabilisticActor, QValueActor, QValueModule,
+    networks.MixedMLP, networks.NormedLinear, MLP, ProbabilisticActor, QValueActor, QValueModule,
     SafeProbabilisticModule, Standardized, TanhModule, ValueOperator, nn.ModuleList, nn.Sequential,
     tdnn.NormalParamExtractor, tdnn.TensorDictModule, tdnn.TensorDictSequential, tdnn.biased_softplus,
 }  # fmt: skip

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsync.core import extensions
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import check_choice
 
 if TYPE_CHECKING:  # imports torch: not needed to list names
-    from tensordict.nn import TensorDictModuleBase
+    from torch import nn
     from torchrl.trainers import Trainer
 
     from rlsync.core.schedule import Life
     from rlsync.evaluation.checkpoint import CheckpointPlayer
     from rlsync.recipes.run import Run
     from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
-    from rlsync.workers.player import Playable
+    from rlsync.workers.player import Player
     from rlsync.workers.replay.shared import SharedReplayHandle
 
 #: rlsync's own recipes, written as an entry point is.
@@ -35,6 +35,22 @@ SHIPPED: Mapping[str, str] = {
     "dreamer_v1": "rlsync.recipes.dreamer.v1:RECIPE",
     "dreamer_v3": "rlsync.recipes.dreamer.v3:RECIPE",
 }
+
+
+class Acting(NamedTuple):
+    """What acts with a checkpoint's weights.
+
+    Example:
+        >>> from torch import nn
+        >>> from rlsync.workers.envs.actions import DiscreteActions
+        >>> from rlsync.workers.players.q import EpsilonGreedyPlayer
+        >>> network = nn.Linear(4, 2)
+        >>> Acting(network, EpsilonGreedyPlayer(network, DiscreteActions(2), (4,))).weights
+        Linear(in_features=4, out_features=2, bias=True)
+    """
+
+    weights: nn.Module  #: the module into which a checkpoint's policy is loaded
+    player: Player  #: acts with these weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +72,10 @@ class Recipe:
     #: Makes the trainer of a :class:`~rlsync.recipes.run.Run`, whose config has been checked. Its workers
     #: run, and its sync map is resolved.
     trainer: Callable[[Run[Any]], Trainer]
-    #: The network that acts with the weights of a checkpoint, new, for ``rlsync eval``: a TorchRL policy that
-    #: reads ``observation`` and writes ``action``, or a network that makes its own player. TorchRL's Trainer
-    #: saves the policy of the loss module's ``actor_network``, else of its ``value_network``.
-    acting: Callable[[Run[Any]], TensorDictModuleBase | Playable]
+    #: What acts with the weights of a checkpoint, new, for ``rlsync eval``: called with a run, and whether to
+    #: take the likeliest action. TorchRL's Trainer saves the policy of the loss module's ``actor_network``,
+    #: else of its ``value_network``.
+    acting: Callable[[Run[Any], bool], Acting]
 
     def build(
         self,
@@ -103,26 +119,17 @@ class Recipe:
         """What acts with a checkpoint's weights, once they are loaded into it. ``spaces`` is what ``probe``
         returned; ``deterministic`` takes the likeliest action. ConfigError: settings of another recipe.
         """
-        from tensordict.nn import TensorDictModuleBase
-
         from rlsync.evaluation.checkpoint import CheckpointPlayer
         from rlsync.recipes.run import Run
-        from rlsync.recipes.trainer import policy_player
+        from rlsync.workers.player import Player
 
         self.settings.of(config)
         run: Run[Any] = Run(config, spaces)
-        acting: Any = self.acting(run)
-        if isinstance(acting, TensorDictModuleBase):
-            return policy_player(run, acting, deterministic=deterministic)
-        if not hasattr(acting, "player"):
-            cure = "let it return a TensorDictModule, or a network with a method player(deterministic=...)"
+        acting: Any = self.acting(run, deterministic)
+        if not isinstance(acting, Acting) or not isinstance(acting.player, Player):
+            cure = "let it return parts.Acting(weights, player)"
             raise ConfigError(f"acting returned {acting!r}", f"recipe {self.name!r}", cure)
-        return CheckpointPlayer(acting, acting.player(deterministic=deterministic), config.env.spec())
-
-
-def acting_of_loss(make_loss: Callable[..., Any]) -> Callable[[Run[Any]], Any]:
-    """A recipe's ``acting``, where the loss of its settings and spaces has the policy."""
-    return lambda run: make_loss(run.recipe, run.spaces).actor_network
+        return CheckpointPlayer(acting.weights, acting.player, config.env.spec())
 
 
 def installed() -> dict[str, EntryPoint]:

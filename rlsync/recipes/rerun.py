@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,7 +16,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Reserved
-from rlsync.core.schedule import EVERYBODY, Life, Rollout, lives_in
+from rlsync.core.schedule import Life, Rollout, lives_in
 from rlsync.core.whole_file import digest_of, link_or_copy
 from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.replay.row_segments import INDEX, Segment, read
@@ -26,7 +25,6 @@ from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHED
 from rlsync.recipes.settings import Config, EvaluationConfig
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.hooks.record_schedule import stop
-from rlsync.workers.rollout_collector import RolloutCollector
 
 #: Keys that decide nothing of what is learned.
 _BESIDE = (
@@ -150,24 +148,19 @@ class Frame:
     step: int
     env: int
     steps: int  #: of the rollout
-    envs: int  #: of the rollout, which all workers may have made together
+    envs: int  #: of the rollout
 
 
 def frame_of(life: Life, config: Config, number: int | None, place: tuple[int, int, int, int]) -> Frame:
     """The frame of a number, or else of worker, rollout, step and env; ConfigError if there is none."""
-    collector = config.collector
-    envs = config.env.num_envs * (collector.num_workers if collector.kind == "sync" else 1)
-    steps: int = asdict(config.recipe).get("unroll_length", math.ceil(collector.frames_per_batch / envs))
-    in_batch = max(1, collector.frames_per_batch // (steps * envs))
+    envs = config.env.num_envs
+    steps, in_batch = config.recipe.batches(config)
     taken = [rollout for rollout in life.rollouts if not rollout.dropped]
     del taken[len(taken) // in_batch * in_batch :]  # a killed run may have taken a part of a batch
     workers = {rollout.worker for rollout in taken}
     if number is None:
         worker, which, step, env = place
-        _require("--env", env, range(config.env.num_envs))
-        if EVERYBODY in workers:
-            _require("--worker", worker, range(envs // config.env.num_envs))
-            worker, env = EVERYBODY, worker * config.env.num_envs + env
+        _require("--env", env, range(envs))
         made = {rollout.number: at for at, rollout in enumerate(taken) if rollout.worker == worker}
         _require("--worker", worker, workers)
         _require("--rollout", which, made)
@@ -202,15 +195,14 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
 def watch_frame(trainer: Trainer, frame: Frame) -> dict[str, Tensor]:
     """What the frame has, by name; filled when the trainer, which a rerun stops then, has its batch."""
     seen, batches, collector = dict[str, Tensor](), count(), trainer.collector
-    per_batch = collector.rollouts_per_batch if isinstance(collector, RolloutCollector) else 1
-    before, place = divmod(frame.taken, per_batch)
+    before, place = divmod(frame.taken, collector.rollouts_per_batch)
 
     def see(batch: TensorDictBase) -> None:
         if next(batches) != before:
             return
         at = frame.step, place * frame.envs + frame.env
-        if batch.ndim:  # of TorchRL's collectors; in batches of unrolls time comes first
-            batch, at = batch.reshape(frame.envs, frame.steps), (frame.env, frame.step)
+        if batch.ndim:  # transitions; in batches of unrolls time comes first
+            at = at[::-1]
         told = (STAMP, "observation", "action")
         names = (name for name in batch.sorted_keys if name in told or name.endswith("log_prob"))
         seen.update((name, batch[name][at].clone()) for name in names)

@@ -1,4 +1,4 @@
-"""SAC and CrossQ with worker processes on a board: TorchRL's trainer, collector and losses.
+"""SAC and CrossQ: TorchRL's trainer, replay and losses, with workers that adopt from a board.
 
 Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; Bhatt et al. 2024, https://arxiv.org/abs/1902.05605;
 torchrl.objectives.SACLoss and CrossQLoss.
@@ -13,17 +13,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict.nn import NormalParamExtractor
+from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn, optim
 from torch.nn.functional import softplus
-from torchrl.modules import TanhNormal
+from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import CrossQLoss, SACLoss
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
-from rlsync.recipes.networks import NormedLinear, PlainActor, PlainDraw, PlainModule
-from rlsync.recipes.registry import acting_of_loss
+from rlsync.recipes.networks import NormedLinear
+from rlsync.recipes.players import Squashed
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
 from rlsync.workers.devices import CPU
@@ -74,11 +74,19 @@ def build_crossq(run: parts.Run[CrossQConfig]) -> Trainer:
 
 def soft_trainer(run: parts.Run[Any], loss: Any, update: Any, target: Any = None, **adam: Any) -> Trainer:
     optimizer = make_optimizer(run.recipe, loss, **adam)
-    with parts.started_collector(run, loss.actor_network, random_frames=run.recipe.pace.prefill) as collector:
+    player = player_of(loss.actor_network, run.spaces)
+    with parts.started_collector(run, player, random_frames=run.recipe.pace.prefill) as collector:
         trainer = make_trainer(run, collector, loss, target, optimizer, squared_errors=False)
         pure.PureStepper.of(run, lambda: update(loss, optimizer)).register(trainer)
-        parts.register_with_evaluations(trainer, run, loss.actor_network)
+        greedy = player_of(loss.actor_network, run.spaces, deterministic=True)
+        parts.register_with_evaluations(trainer, run, greedy)
     return trainer
+
+
+def player_of(
+    actor: ProbabilisticActor, spaces: parts.Spaces, *, deterministic: bool = False
+) -> parts.BoxPlayer:
+    return parts.BoxPlayer(actor, actor[0].module, Squashed(deterministic), spaces)
 
 
 def make_loss(
@@ -88,14 +96,11 @@ def make_loss(
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
     # The deviation is TorchRL's softplus + 0.01, not the paper's exponential: docs/how_to/off_policy.md.
     net = nn.Sequential(mlp, NormalParamExtractor())
-    actor = PlainActor(
-        PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
-        PlainDraw(
-            in_keys=["loc", "scale"],
-            out_keys=["action"],
-            distribution_class=TanhNormal,
-            distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
-        ),
+    actor = ProbabilisticActor(
+        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
     )
     loss = kind(
         actor.to(device),
@@ -202,5 +207,12 @@ def crossq_update(loss: CrossQLoss, optimizer: optim.Adam) -> pure.Update:
     return pure_update(loss, optimizer, at_once)
 
 
-RECIPE = parts.Recipe("sac", SACConfig, parts.BOX.probe, build, acting_of_loss(make_loss))
-CROSSQ = parts.Recipe("crossq", CrossQConfig, parts.BOX.probe, build_crossq, acting_of_loss(make_crossq_loss))
+def acting(make: Callable[..., Any], run: parts.Run[Any], deterministic: bool) -> parts.Acting:
+    actor = make(run.recipe, run.spaces).actor_network
+    return parts.Acting(actor, player_of(actor, run.spaces, deterministic=deterministic))
+
+
+RECIPE = parts.Recipe("sac", SACConfig, parts.BOX.probe, build, partial(acting, make_loss))
+CROSSQ = parts.Recipe(
+    "crossq", CrossQConfig, parts.BOX.probe, build_crossq, partial(acting, make_crossq_loss)
+)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.extensions import BOARD, LOGGERS, TRANSPORTS
+from rlsync.core.extensions import LOGGERS
 from rlsync.evaluation.play import GIVE_UP_AFTER_S, GIVE_UP_AFTER_STEPS
 from rlsync.recipes import bounds
 from rlsync.recipes.env_settings import AtariConfig as AtariConfig
@@ -36,8 +36,6 @@ BFLOAT16 = "bfloat16"
 
 DeviceOrList = Any  #: what OmegaConf has no type for: the name of a device, or a list of names
 
-IN_PROCESS = "in_process"  #: the kind of collector that acts in the learner's process
-
 CHECKPOINT_REST_S = 30.0  #: seconds between two checkpoints at least, where a run says nothing of them
 
 THIS_MACHINE = "none"  #: what ``cluster.kind`` says where all workers are on this machine
@@ -52,38 +50,33 @@ class DeviceConfig:
 
 @dataclass
 class CollectorConfig:
-    """The worker processes, the devices on which they act, and how they adopt weights from the board.
+    """The workers, the devices on which they act, how they adopt weights from the board, and their lag."""
 
-    With the kind ``in_process`` there is no worker process: the learner's own process acts, with the
-    learner's own weights.
-    """
-
-    #: Which of TorchRL's process collectors: sync or async.
-    kind: str = bounds.one_of("sync", "async", IN_PROCESS)
-    #: Number of worker processes. Default: 2, for a machine with two cores.
-    num_workers: int = bounds.above_zero(2, most=1_000)
+    #: Number of worker processes. Default: 2, for a machine with two cores. 0: there is no other process, and
+    #: the learner's own acts between its updates, for a debugger or a notebook: the same run as with one
+    #: worker and lag 0.
+    num_workers: int = bounds.not_below_zero(2, most=1_000)
     #: Frames in one batch, from all workers together. Each recipe sets its own value; this is that of
-    #: recipe=ppo. Give at least num_workers x env.num_envs.
+    #: recipe=ppo. Give a multiple of num_workers x env.num_envs.
     frames_per_batch: int = bounds.kept(
         bounds.above_zero(2048), "schedules and triggers count batches of that size"
     )
+    #: How many rollouts of each worker may be ahead of the learner. Rollout n of each worker acts with the
+    #: version that is the newest when the learner has learned from the rollouts up to n-1-lag of all workers,
+    #: and whoever is ahead waits: so two runs of one seed are the same. 0: workers wait for each update. 1:
+    #: they act while the learner learns. null: nobody waits, and workers act with whatever is the newest.
+    lag: int | None = bounds.not_below_zero(1)
     #: How a worker takes new weights from the board. alias (the default): it uses the memory of the board,
     #: and nothing is copied. copy: it copies them, for code that keeps the address of a parameter. Compiled
     #: policies always copy.
     adopt: str = bounds.one_of("alias", "copy")
-    #: How weights travel to worker processes: board, shared memory, or the transport of an installed package.
-    transport: str = bounds.one_of(BOARD, group=TRANSPORTS)
     #: Seconds that all workers may take to start, most of which they make their environments. The run then
     #: ends, and names the worker that is not ready, and where it hangs. Default: five minutes.
     start_timeout_s: float = bounds.above_zero(300.0)
     #: Seconds after which the run ends if a worker gives no sign of life. Give more than the longest rollout
-    #: takes. Default: five minutes. null: wait for ever. A dead worker ends the run at once, whatever stands
-    #: here.
+    #: takes. Default: five minutes. null: wait for ever. A worker that has died is started again, a few
+    #: times, whatever stands here.
     silent_timeout_s: float | None = bounds.above_zero(300.0)
-    #: A fixed lag K, for impala and laser: rollout n of each worker acts with the version that is the newest
-    #: when the learner has learned from the rollouts up to n-1-K of all workers. Whoever is ahead waits, so
-    #: two runs of one seed are the same. null: workers act with whatever is the newest.
-    lag: int | None = bounds.not_below_zero(None)
     #: The device on which a worker's policy acts: one for all workers, or a list with one for each, such as
     #: [cuda:0, cuda:1]. Environments stay on the CPU, and frames reach the learner through host memory.
     #: Default: cpu.
@@ -159,6 +152,13 @@ class EvaluationConfig:
     give_up_after_s: float = bounds.above_zero(GIVE_UP_AFTER_S)
 
 
+class Batches(NamedTuple):
+    """How many steps each environment makes in a rollout, and how many rollouts make a batch."""
+
+    steps: int
+    rollouts: int
+
+
 @dataclass
 class RecipeConfig:
     """The settings that all recipes share.
@@ -198,8 +198,8 @@ class RecipeConfig:
     update_keys: ClassVar[tuple[str, ...]] = ()
     #: Whether ``target_return`` is that of evaluations, where there are some.
     stops_by_evaluation: ClassVar[bool] = False
-    #: Whether workers act with a policy of TorchRL's in its collectors, which serve not every device.
-    in_stock_collectors: ClassVar[bool] = True
+    #: Whether workers act in ``update_dtype``, too.
+    acts_in_update_dtype: ClassVar[bool] = False
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -217,6 +217,13 @@ class RecipeConfig:
         """The settings of the process that evaluates meanwhile: the field ``evaluation``, if there is one."""
         own = vars(self).get("evaluation")
         return own if isinstance(own, EvaluationConfig) else EvaluationConfig()
+
+    def batches(self, config: Config) -> Batches:
+        """What a batch is made of; by default, one rollout of each worker."""
+        nodes = 1 if config.cluster.here else config.cluster.min_nodes
+        rollouts = max(1, config.workers_per_node * nodes)
+        steps = math.ceil(config.collector.frames_per_batch / (rollouts * max(1, config.env.num_envs)))
+        return Batches(steps, rollouts)
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int | None:
         """How many optimizer steps follow a batch; None if the recipe cannot tell, and has no plan.
@@ -322,6 +329,15 @@ class Config:
     learner: DeviceConfig = field(default_factory=DeviceConfig)
     evaluation: DeviceConfig = field(default_factory=DeviceConfig)
 
+    def lag_facts(self) -> str:
+        """How old the weights are that workers act with, in words."""
+        lag = 0 if self.in_process else self.collector.lag
+        if lag is None:
+            return "no fixed lag: workers act with the newest version"
+        return f"lag {lag}: " + (
+            "workers wait for each version" if lag == 0 else "workers act while it learns"
+        )
+
     def __post_init__(self) -> None:
         # Relative paths mean the working directory of now: an environment may change it later.
         if self.run_dir is not None:
@@ -334,6 +350,12 @@ class Config:
         return self.checkpoint_every_frames or max(1, self.recipe.total_frames // 20)
 
     @property
+    def in_process(self) -> bool:
+        """Whether the learner's own process acts, and there is no other."""
+        return self.cluster.here and self.collector.num_workers == 0
+
+    @property
     def workers_per_node(self) -> int:
+        """How many workers act on each machine; the learner's own process is one."""
         own = None if self.cluster.here else self.cluster.workers_per_node
-        return own or self.collector.num_workers
+        return own or max(1, self.collector.num_workers)

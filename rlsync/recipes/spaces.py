@@ -1,80 +1,28 @@
-"""Which observations and actions a recipe on stock collectors takes, and the check of an environment."""
+"""Which observations and actions a recipe takes, and the check of an environment."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.data import Bounded, OneHot, TensorSpec
-from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 from torchrl.modules import AdditiveGaussianModule
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.evaluation.try_out import random_steps
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.tensors.digest import digest
-from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, actions_of
-from rlsync.workers.envs.observations import observations_of, require_vector_or_picture
-from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
+from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.envs.observations import require_vector_or_picture
+from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.vectors import VectorEnvs
 from rlsync.workers.worker import seed_all
-
-Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
-
-
-def make_env(config: EnvConfig) -> EnvBase:
-    """An environment, or a batch of them. Its frames carry the return so far as ``reward_sum``."""
-    one = partial(AsPlayersSee.made, config)
-    if config.num_envs == 1:
-        made = GymWrapper(one())
-    else:
-        # TorchRL's GymEnv(num_envs=...) resets in the step after an episode: its last observation is lost,
-        # and a step that was none comes between two episodes. Here TorchRL resets each environment itself.
-        made = GymWrapper(SyncVectorEnv([one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED))
-    return TransformedEnv(made, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
-
-
-class AsPlayersSee(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose spaces are those of players, as workers of rlsync's own and evaluations see them:
-    TorchRL does not look at the start of choices, nor at the dtype of numbers.
-    """
-
-    @classmethod
-    def made(cls, config: EnvConfig) -> AsPlayersSee:
-        spec = GymnasiumEnvs(config.id, config.kwargs)
-        if isinstance(config, RenderedConfig):
-            spec = config.spec()
-        env = spec.make()
-        try:
-            return cls(env, config.id)
-        except ConfigError:
-            env.close()
-            raise
-
-    def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
-        super().__init__(env)
-        self.observations = observations_of(env.observation_space, name)
-        self.actions = actions_of(env.action_space, name)
-        self.observation_space = self.observations.space(env.observation_space)
-        self.action_space = self.actions.space()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self.observations.seen(observation).numpy(), info
-
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        sent = self.actions.sent(torch.as_tensor(action, device="cpu")).numpy()[
-            ()
-        ]  # a choice is a number, and no array
-        observation, reward, terminated, truncated, info = self.env.step(sent)
-        return self.observations.seen(observation).numpy(), reward, terminated, truncated, info
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +102,10 @@ class Takes:
         if isinstance(config, AtariConfig) or (drawn and not self.pictures):
             raise self._refused(config.id, "it gives pixels")
         with making(config):
-            env = AsPlayersSee.made(config)
-        env.close()
-        observations, actions = env.observations, env.actions
+            envs = make_venv(config.spec(), 1)
+        envs.close()
+        assert isinstance(envs, VectorEnvs), "gymnasium makes them"
+        observations, actions = envs.observations, envs.actions
         require_vector_or_picture(observations, config.id)
         if observations.are_pictures and not drawn:
             raise self._refused(config.id, "it gives pixels")

@@ -1,6 +1,5 @@
-"""TD3 with worker processes on a board: TorchRL's trainer, collector, loss and stepper.
+"""TD3: TorchRL's trainer, replay, loss and stepper, with workers that adopt from a board.
 
-Workers hold the actor as ``policy.module[0]`` and the noise as ``policy.module[1]``.
 Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477; torchrl.objectives.TD3Loss.
 """
 
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn, optim
 from torchrl.modules import TanhModule
 from torchrl.objectives import SoftUpdate, TD3Loss
@@ -19,8 +19,7 @@ from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
-from rlsync.recipes.networks import PlainModule, PlainSequential
-from rlsync.recipes.registry import acting_of_loss
+from rlsync.recipes.players import WithNoise
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
 from rlsync.torchrl_plugin.compat.trainers import is_actors_turn
@@ -53,14 +52,18 @@ class TD3Config(ActorCriticConfig):
 def build(run: parts.Run[TD3Config]) -> Trainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
-    acting = PlainSequential(loss.actor_network, run.spaces.noise(recipe.exploration_noise).to(run.device))
-    with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
+    player = player_of(loss.actor_network, run.spaces, recipe.exploration_noise)
+    with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
         target = pure.SoftTargets(loss, tau=recipe.tau)
         stepper = make_stepper(recipe, loss, target)
         trainer = make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
         pure.PureStepper.of(run, lambda: pure_update(loss, stepper)).register(trainer)
-        parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
+        parts.register_with_evaluations(trainer, run, player_of(loss.actor_network, run.spaces, 0.0))
     return trainer
+
+
+def player_of(actor: TensorDictSequential, spaces: parts.Spaces, noise: float) -> parts.BoxPlayer:
+    return parts.BoxPlayer(actor, actor[0].module, WithNoise(noise), spaces)
 
 
 def make_stepper(recipe: TD3Config, loss: TD3Loss, target: SoftUpdate) -> TD3OptimizationStepper:
@@ -115,8 +118,8 @@ def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
 
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CPU) -> TD3Loss:
     net = relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
-    actor = PlainSequential(
-        PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
+    actor = TensorDictSequential(
+        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
     half_ranges = spaces.half_ranges().to(device)
@@ -132,4 +135,10 @@ def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CP
     return loss.to(device)
 
 
-RECIPE = parts.Recipe("td3", TD3Config, parts.BOX.probe, build, acting_of_loss(make_loss))
+def acting(run: parts.Run[TD3Config], deterministic: bool) -> parts.Acting:
+    actor = make_loss(run.recipe, run.spaces).actor_network
+    noise = 0.0 if deterministic else run.recipe.exploration_noise
+    return parts.Acting(actor, player_of(actor, run.spaces, noise))
+
+
+RECIPE = parts.Recipe("td3", TD3Config, parts.BOX.probe, build, acting)

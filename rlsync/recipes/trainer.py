@@ -10,30 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict.nn import TensorDictModuleBase
 from torch import optim
 from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
-from rlsync import DreamerPlayer, LogReceipts, RecordSchedule, SyncWeights, VerifySync
+from rlsync import LogReceipts, RecordSchedule, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.extensions import LOGGERS, imported, installed
-from rlsync.evaluation.checkpoint import CheckpointPlayer, Component
+from rlsync.evaluation.checkpoint import Component
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
 from rlsync.recipes.hooks.finite import StopIfNotFinite
 from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
 from rlsync.recipes.hooks.steering import EpisodeReturns
-from rlsync.recipes.networks import workers_policy
+from rlsync.recipes.place import prefill_route
 from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.rerun import schedule_facts
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, SCHEDULE, STALENESS, VERSIONS
-from rlsync.recipes.settings import CHECKPOINT_REST_S, IN_PROCESS, Config
+from rlsync.recipes.settings import CHECKPOINT_REST_S, Config
 from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.torchrl_plugin.compat.trainers import CsvFiles, forget_logged
-from rlsync.workers.players.torchrl_policy import PolicyPlayer
 
 #: The name of LogReceipts in checkpoints. TorchRL refuses a checkpoint that lacks a registered name.
 _RECEIPTS_KEY = "sync_metrics"
@@ -85,9 +83,9 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
     forget_logged(trainer)
     if run.config.checkpoint_every_frames is None:
         rest_between_checkpoints(trainer)
-    settings, kind, collector = run.config.sync, run.config.collector.kind, trainer.collector
+    settings, collector = run.config.sync, trainer.collector
     sync = SyncWeights(
-        sync_map(settings) | run.place.routes(collector),
+        sync_map(settings) | prefill_route(collector),
         trigger(settings.when),
         history=settings.history,
         receipts_file=run.file(RECEIPTS),
@@ -114,8 +112,7 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         staleness,
         run.folder,
         verify=verify,
-        num_workers=1 if kind == IN_PROCESS else collector.num_workers,
-        turns=kind in ("sync", IN_PROCESS),
+        num_workers=collector.num_workers,
         more_frames=more_frames(run.config),
     ).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
@@ -132,22 +129,6 @@ def rest_between_checkpoints(trainer: Trainer) -> None:
         trainer.save_trainer_interval = frames if rested else math.inf
 
     trainer.register_op("post_steps", look)
-
-
-def policy_player(run: Run[Any], policy: TensorDictModuleBase, *, deterministic: bool) -> CheckpointPlayer:
-    """What ``rlsync eval`` plays with, in the map's dtype; ``deterministic`` takes the likeliest action."""
-    acts, spaces = workers_policy(run.config.sync, policy), run.spaces
-    if isinstance(acts, DreamerPlayer):
-        acts = DreamerPlayer(acts.player)  # one version plays, so nothing is adopted
-    acting = PolicyPlayer(
-        acts,
-        spaces.player_actions(),
-        spaces.observation_shape,
-        observation_dtype=spaces.observation_dtype,
-        deterministic=deterministic,
-        begins=acts.begins() if isinstance(acts, DreamerPlayer) else None,
-    )
-    return CheckpointPlayer(acts, acting, run.config.env.spec())
 
 
 #: TorchRL's keys of accelerators, each with what knows how many there are.

@@ -21,10 +21,11 @@ from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake, Rollouts
+from rlsync.workers.own_process import OwnProcess
 from rlsync.workers.player import Playable, Player, check_player, player_of
 from rlsync.workers.rollout_collector import RolloutCollector, check_settings
 from rlsync.workers.supervision import Restarts, Supervisor
-from rlsync.workers.worker import CollectSettings, start_workers
+from rlsync.workers.worker import CollectSettings, WorkerJob, start_workers
 
 
 class UnrollCollector(RolloutCollector):
@@ -50,7 +51,8 @@ class UnrollCollector(RolloutCollector):
         env: which environments; see :mod:`rlsync.workers.envs.specs`.
         steps: T, of one unroll.
         envs_per_worker: environments that one worker steps.
-        num_workers: worker processes.
+        num_workers: worker processes. 0: there is none, and the learner's own process acts whenever it waits
+            for a rollout, as one worker would that waits for each of its versions.
         overlap: split a worker's environments in two groups: one steps while the player acts in the other. It
             helps where stepping does not need the interpreter (``AtariEnvs``).
         rollouts_per_batch: slots in one batch.
@@ -69,6 +71,10 @@ class UnrollCollector(RolloutCollector):
             host memory. On an accelerator a batch is a copy.
         seed: of environments and actions; ``None`` draws one.
         restarts: how often a worker that ended is started again.
+        transitions: make batches of TorchRL's transitions, ``[B, T]``; see
+            :mod:`rlsync.workers.transitions`.
+        random_frames: frames whose actions are random, if the player is a
+            :class:`~rlsync.workers.players.prefill.PrefilledPlayer`; the next publish after them ends it.
         start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. With the first two the program needs
             ``if __name__ == "__main__"``, and the parts of player and environment must be picklable.
         start_timeout_s: how long all workers together may take to be ready, seconds.
@@ -115,30 +121,36 @@ class UnrollCollector(RolloutCollector):
         storing_device: str | torch.device = "cpu",
         seed: int | None = None,
         restarts: Restarts | None = None,
+        transitions: bool = False,
+        random_frames: int = 0,
         start_method: str = "forkserver",
         start_timeout_s: float = 300.0,
         silent_timeout_s: float = 300.0,
         versions_file: str | Path | None = None,
     ) -> None:
         player = player_of(network)
-        check_player(player, start_method, "UnrollCollector")
-        way_out = "give start_method='fork'"
-        check_sendable(env, "the environment", {}, "UnrollCollector", start_method, way_out)
+        acting = max(1, num_workers) if isinstance(num_workers, int) else num_workers
+        #: Whether a worker acts in the learner's own process, and there is no other.
+        self.in_process = num_workers == 0
+        if not self.in_process:
+            check_player(player, start_method, "UnrollCollector")
+            way_out = "give start_method='fork'"
+            check_sendable(env, "the environment", {}, "UnrollCollector", start_method, way_out)
         settings = CollectSettings(
             player=player,
             env=env,
             shape=RolloutShape(steps, envs_per_worker),
-            slots=num_workers + 2 * rollouts_per_batch if slots is None else slots,
+            slots=acting + 2 * rollouts_per_batch if slots is None else slots,
             adopt=adopt,
             overlap=overlap,
-            devices=device_of_each(policy_device, num_workers, "UnrollCollector(policy_device=...)"),
+            devices=device_of_each(policy_device, acting, "UnrollCollector(policy_device=...)"),
             restarts=restarts or Restarts(),
             start_method=start_method,
             silent_timeout_s=silent_timeout_s,
         )
         timeouts = {"start_timeout_s": start_timeout_s, "silent_timeout_s": silent_timeout_s}
         check_timeouts("UnrollCollector", may_be_none=False, **timeouts)
-        counts = {"num_workers": num_workers, "rollouts_per_batch": rollouts_per_batch}
+        counts = {"num_workers": acting, "rollouts_per_batch": rollouts_per_batch}
         check_settings(settings, counts, "UnrollCollector")
         if settings.slots < rollouts_per_batch:
             what = f"a batch of {rollouts_per_batch} rollouts does not fit into {settings.slots} slots"
@@ -153,15 +165,21 @@ class UnrollCollector(RolloutCollector):
             dtype=dtype,
             rollouts_per_batch=rollouts_per_batch,
             total_frames=total_frames,
+            transitions=transitions,
+            random_frames=random_frames,
             versions_file=versions_file,
         )
         #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
-        self.ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
+        self.ring = RolloutRing(settings.shape.layout(player), settings.slots, acting, when_full)
         seed = int(torch.randint(2**30, (), device="cpu")) if seed is None else seed
-        logs = StartLogs(num_workers, start_timeout_s)
-        self._workers = self._started(seed, logs)
+        logs = StartLogs(acting, start_timeout_s)
+        self._workers: Supervisor | OwnProcess
+        if self.in_process:
+            self._workers = OwnProcess(self._job(seed, logs))
+        else:
+            self._workers = self._started(seed, logs)
         self._intake = Intake(
-            self._source(), self._workers, rollouts_per_batch, player.records, silent_timeout_s, stored_on
+            self._source(), self._workers, rollouts_per_batch, self.form, silent_timeout_s, stored_on
         )
         try:
             self._workers.await_start(start_timeout_s, logs)
@@ -172,8 +190,11 @@ class UnrollCollector(RolloutCollector):
     def _made_board(self) -> BoardWriter:
         return BoardWriter()
 
+    def _job(self, seed: int, logs: StartLogs) -> WorkerJob:
+        return WorkerJob(self.worker_settings, self.ring.handle, self.board.handle, seed, tuple(logs.each))
+
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
-        return start_workers(self.worker_settings, self.ring, self.board.handle, seed, logs)
+        return start_workers(self._job(seed, logs), self.ring)
 
     def _source(self) -> Rollouts:
         """Where the learner takes rollouts from."""

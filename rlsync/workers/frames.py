@@ -50,6 +50,8 @@ from rlsync.workers.player import Playable, Player, Record, player_of
 if TYPE_CHECKING:  # workers need the names below and lay slots out, and tensordict takes seconds to import
     from tensordict import TensorDict, TensorDictBase
 
+    from rlsync.transport.ring.reader import TakenRollout
+
 OBSERVATION = "observation"
 IS_INIT = "is_init"
 ACTION = "action"
@@ -128,6 +130,26 @@ class RolloutShape:
         return arrays | last
 
 
+class Unrolls:
+    """Makes batches of rollouts, as this module says; see :func:`batch_of`.
+
+    Args:
+        records: what the player that made the rollouts records.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+
+    def batch(self, rollouts: Sequence[TakenRollout], device: torch.device) -> TensorDict:
+        """The batch of these rollouts, on a device.
+
+        Args:
+            rollouts: that the learner has taken.
+            device: where the batch is.
+        """
+        return batch_of([rollout.views for rollout in rollouts], self._records, device)
+
+
 def batch_of(
     rollouts: Sequence[Mapping[str, Tensor]], records: Sequence[Record] = (), device: torch.device = CPU
 ) -> TensorDict:
@@ -151,19 +173,20 @@ def batch_of(
         if name not in (*FINAL, FINAL_COUNT):
             part, where = (beside, CPU) if name in aside else (batch, device)
             along = 0 if name in per_unroll else 1
-            part[name] = _joined([rollout[name] for rollout in rollouts], where, along)
-    batch |= _finals(rollouts, device)
+            part[name] = joined([rollout[name] for rollout in rollouts], where, along)
+    batch |= last_observations(rollouts, device)
     beside[MASK] = torch.ones(batch[REWARD].shape, dtype=torch.bool, device="cpu")
     return TensorDict({**batch, COLLECTOR: TensorDict(beside)})
 
 
-def _joined(parts: Sequence[Tensor], device: torch.device, along: int = 0) -> Tensor:
+def joined(parts: Sequence[Tensor], device: torch.device = CPU, along: int = 0) -> Tensor:
     """Parts from host memory as one tensor; a single one on the CPU is not copied."""
     there = [part.to(device, non_blocking=True) for part in parts]
     return there[0] if len(there) == 1 else torch.cat(there, along)
 
 
-def _finals(rollouts: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+def last_observations(rollouts: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    """The last observations of truncated episodes, and where they belong; empty if there are none."""
     counts = [int(rollout[FINAL_COUNT]) for rollout in rollouts]
     if not sum(counts):
         return {}
@@ -171,7 +194,7 @@ def _finals(rollouts: Sequence[Mapping[str, Tensor]], device: torch.device) -> d
     observations = [rollout[FINAL_OBSERVATION][:count] for rollout, count in pairs]
     used = [{REWARD: rollout[REWARD], FINAL_INDEX: rollout[FINAL_INDEX][:count]} for rollout, count in pairs]
     indices = list(_shifted_indices(used))
-    return {FINAL_OBSERVATION: _joined(observations, device), FINAL_INDEX: _joined(indices, device)}
+    return {FINAL_OBSERVATION: joined(observations, device), FINAL_INDEX: joined(indices, device)}
 
 
 def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Sequence[str] = ()) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from tensordict import TensorDict
@@ -16,7 +16,6 @@ from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued, pin, shared_memory
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.workers import frames as keys
-from rlsync.workers.player import Record
 
 
 class Rollouts(Protocol):
@@ -50,6 +49,21 @@ class RolloutMakers(Protocol):
         """The error to raise when no rollout has come from anybody for that long."""
 
 
+class Form(Protocol):
+    """What a batch looks like: unrolls, or transitions."""
+
+    def batch(self, rollouts: Sequence[TakenRollout], device: torch.device) -> TensorDict:
+        """The batch of these rollouts, on a device."""
+
+
+class RolloutId(NamedTuple):
+    """Which rollout it is. Those of a worker's life follow each other if their numbers do."""
+
+    worker: int
+    life: int  #: how often the worker had been started before
+    number: int  #: of the worker's rollouts, over all its lives
+
+
 @dataclass(eq=False)
 class Intake:
     """Makes batches of rollouts in the order of their completion. On the CPU a single one is not copied;
@@ -60,7 +74,7 @@ class Intake:
     ring: Rollouts
     workers: RolloutMakers
     rollouts: int  # in a batch
-    records: Sequence[Record]
+    form: Form
     silent_timeout_s: float
     device: torch.device
 
@@ -69,7 +83,7 @@ class Intake:
         self._copied = NOTHING_QUEUED  # from then on no copy reads the held slots
         self._running = False
         self._stopped: RlsyncError | None = None
-        self.writers: tuple[int, ...] = ()
+        self.last: tuple[RolloutId, ...] = ()  # of the last batch
         self._tell: Callable[[TakenRollout, bool], object] | None = None
 
     def batch(self) -> TensorDict:
@@ -86,8 +100,8 @@ class Intake:
                 made = [v for name, v in rollout.views.items() if name not in keys.FINAL]
                 pin(shared_memory(made), self.device)
             self._held.append(rollout)
-        self.writers = tuple(rollout.writer for rollout in self._held)
-        batch = keys.batch_of([rollout.views for rollout in self._held], self.records, self.device)
+        self.last = tuple(RolloutId(taken.writer, taken.life, taken.number) for taken in self._held)
+        batch = self.form.batch(self._held, self.device)
         if is_queued(self.device):
             self._copied = Moment.now([self.device])
         elif self.rollouts > 1:

@@ -133,6 +133,28 @@ class Player(ABC):
             generator: the source of all random numbers.
         """
 
+    def adopted(self, state: State, version: int) -> State:
+        """What the state becomes when a rollout begins; called before the first step of each rollout.
+
+        Args:
+            state: what :meth:`begin` or the last :meth:`act` returned.
+            version: what makes the rollout; often that of the rollout before.
+        """
+        return state
+
+    def instead(self, acted: Acted, action: Tensor) -> Acted:
+        """What a step becomes if somebody else chooses the action, such as a random one.
+
+        Args:
+            acted: what :meth:`act` has just returned.
+            action: ``[N, *action]``, what is done in place of its action.
+        """
+        return acted._replace(action=action)
+
+    def by_weights(self) -> Player:
+        """What chooses by its weights: this player, or the one in it, if something else may decide."""
+        return self
+
 
 @runtime_checkable
 class Playable(Protocol):
@@ -179,6 +201,7 @@ def materialised(player: Player, device: torch.device = CPU) -> Player:
 
 def player_call(player: Player, device: torch.device) -> Call:
     """What calls a player on an input of its own, with the same random numbers each time."""
+    player = player.by_weights()
 
     def call(plain: bool) -> list[Tensor]:
         generator = torch.Generator(device).manual_seed(0)

@@ -18,7 +18,7 @@ from rlsync.transport.ring.reader import RolloutRing, TakenRollout
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.intake import Rollouts
 from rlsync.workers.supervision import Restarts, Supervisor
-from rlsync.workers.worker import WorkerJob, start_worker
+from rlsync.workers.worker import start_worker
 
 
 class InOrder:
@@ -60,7 +60,7 @@ class RepeatedUnrolls(UnrollCollector):
     """
 
     def __init__(self, network: Any, env: Any, *, life: Life | FixedLag, lag: int, **given: Any) -> None:
-        workers, per_batch = given["num_workers"], given["rollouts_per_batch"]
+        workers, per_batch = max(1, given["num_workers"]), given["rollouts_per_batch"]
         plan: Plan = life.plan(workers) if isinstance(life, Life) else dict.fromkeys(range(workers), life)
         self._planned = PlannedBoard(plan, stays=True, timeout_s=given["silent_timeout_s"])
         self._life = life
@@ -81,7 +81,7 @@ class RepeatedUnrolls(UnrollCollector):
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         # A worker that waits for its version is not silent.
         settings = replace(self.worker_settings, silent_timeout_s=float("inf"))
-        job = WorkerJob(settings, self.ring.handle, self.board.handle, seed, tuple(logs.each))  # type: ignore[arg-type]
+        job = replace(self._job(seed, logs), settings=settings)
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
         def start(worker: int, again: int) -> BaseProcess:

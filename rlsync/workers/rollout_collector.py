@@ -27,9 +27,12 @@ from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import Transport
 from rlsync.transport.ring.reader import RingCounters, TakenRollout
-from rlsync.workers.intake import Intake
+from rlsync.workers.frames import Unrolls
+from rlsync.workers.intake import Form, Intake, RolloutId
 from rlsync.workers.player import in_dtype, without_memory
+from rlsync.workers.players.prefill import PrefilledPlayer
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S
+from rlsync.workers.transitions import Transitions
 from rlsync.workers.worker import CollectSettings
 
 
@@ -38,9 +41,11 @@ class RolloutCollector(BaseCollector):
 
     The settings have the learner's player, whose weights are version 1. ``dtype`` is that of the workers'
     floating weights, ``None`` the player's own. A ``ledger`` goes on with the versions of an earlier life.
+    With ``transitions`` batches are what :mod:`rlsync.workers.transitions` says, else what
+    :mod:`rlsync.workers.frames` says. The actions of a :class:`PrefilledPlayer` are random until
+    ``random_frames`` were collected, and a version came after that.
     """
 
-    init_random_frames = 0
     _intake: Intake  #: made by the constructor of a subclass
 
     def __init__(
@@ -51,11 +56,19 @@ class RolloutCollector(BaseCollector):
         dtype: torch.dtype | None,
         rollouts_per_batch: int,
         total_frames: int,
+        transitions: bool = False,
+        random_frames: int = 0,
         ledger: Ledger | None = None,
         versions_file: str | Path | None = None,
     ) -> None:
         super().__init__()
         self.player = player = settings.player
+        self.form: Form = (
+            Transitions(player.actions, player.records) if transitions else Unrolls(player.records)
+        )
+        #: Says whether actions are random; the source of the destination ``"prefill"``. None: they never are.
+        self.prefill = player.prefill if isinstance(player, PrefilledPlayer) else None
+        self._random_frames = random_frames
         self.num_workers = len(settings.devices)
         self.adopt = settings.adopt
         self.transport = transport
@@ -90,9 +103,24 @@ class RolloutCollector(BaseCollector):
         return self.publisher.version
 
     @property
+    def last_rollouts(self) -> tuple[RolloutId, ...]:
+        """The rollouts that the last batch is made of, in its order."""
+        return self._intake.last
+
+    @property
     def last_workers(self) -> tuple[int, ...]:
         """The numbers of the workers that made the last batch."""
-        return self._intake.writers
+        return tuple(rollout.worker for rollout in self._intake.last)
+
+    @property
+    def init_random_frames(self) -> int:  # type: ignore[override]  # TorchRL has an attribute
+        """Frames after which the player acts; 0 ends the random actions with the next publish."""
+        return self._random_frames
+
+    @init_random_frames.setter
+    def init_random_frames(self, frames: int) -> None:
+        self._random_frames = frames
+        self._count_random()
 
     def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
         """Say which rollouts the learner takes, in which order; for :class:`rlsync.RecordSchedule`.
@@ -194,12 +222,14 @@ class RolloutCollector(BaseCollector):
         return OrderedDict(frames=self._frames, batches=self._batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the counters.
+        """Set the counters. Those of another kind of collector are not read: a trainer has its own.
 
         Args:
             state_dict: what :meth:`state_dict` returned.
         """
-        self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
+        if {"frames", "batches"} <= state_dict.keys():
+            self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
+            self._count_random()
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
@@ -234,9 +264,14 @@ class RolloutCollector(BaseCollector):
         batch = self._intake.batch()
         self._frames += self.frames_per_batch
         self._batches += 1
+        self._count_random()
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         return batch
+
+    def _count_random(self) -> None:
+        if self.prefill is not None:
+            self.prefill.random.fill_(self._frames < self._random_frames)
 
 
 def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: str) -> None:

@@ -21,7 +21,7 @@ from rlsync.sync.acts import examined
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.families import lead_group, start_process
 from rlsync.sync.sample import Shadow
-from rlsync.sync.starting import StartLog, StartLogs
+from rlsync.sync.starting import StartLog
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.ring.format import RingHandle
 from rlsync.transport.ring.reader import RolloutRing
@@ -64,13 +64,11 @@ class WorkerJob:
     logs: tuple[StartLog, ...]  # where each worker leaves what it prints while it makes its environments
 
 
-def start_workers(
-    settings: CollectSettings, ring: RolloutRing, board: BoardHandle, seed: int, logs: StartLogs
-) -> Supervisor:
+def start_workers(job: WorkerJob, ring: RolloutRing) -> Supervisor:
     """Start the worker processes of this host; wait for them with :meth:`Supervisor.await_start`."""
-    job = WorkerJob(settings, ring.handle, board, seed, tuple(logs.each))
-    start, count = partial(start_worker, job), len(settings.devices)
-    return Supervisor(start, count, ring, settings.restarts, settings.silent_timeout_s)
+    settings = job.settings
+    start = partial(start_worker, job)
+    return Supervisor(start, len(settings.devices), ring, settings.restarts, settings.silent_timeout_s)
 
 
 def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
@@ -88,7 +86,17 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
     except BoardClosed:  # the learner has left in the meantime
         return
     try:
-        _work(job, worker, life, writer)
+        acting = Worker(job, worker, life, writer)
+        acting.adopter.end_with_the_learner()
+        with job.logs[worker].making():
+            acting.make_envs()
+        try:
+            while acting.step():
+                pass
+        finally:
+            acting.close()
+    except BoardClosed:  # the learner ends, or a rerun lets this life end where it was recorded to
+        return
     except Exception as error:
         what = error.what if isinstance(error, RlsyncError) else str(error)
         headline = f"{type(error).__name__}: {what.strip()}".splitlines()[0]
@@ -124,7 +132,7 @@ def adopting(
 ) -> Adopter:
     """Give a player memory on a device, and attach it to the board with the newest version.
 
-    Only the CPU aliases. This process ends when the publisher is killed; BoardClosed: it has closed or died.
+    Only the CPU aliases. BoardClosed: the publisher has closed, or died.
     """
     materialised(player, device)
     places = {
@@ -132,7 +140,6 @@ def adopting(
         for name, module in player.modules.items()
     }
     adopter = Adopter(board, reader)
-    adopter.end_with_the_learner()
     if prove:
         # Weights that are there, in memory of this process: what is aliased cannot be written to.
         adopter.place({name: replace(place, adopt="copy") for name, place in places.items()})
@@ -145,45 +152,64 @@ def adopting(
     return adopter
 
 
-def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
-    settings = job.settings
-    device = settings.devices[worker]
-    adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
-    offset = worker * settings.shape.num_envs + life * _SEEDS_APART
-    seed = writer.new_seed()
-    first = (job.seed if seed is None else seed) + offset
-    seed_all(first)
-    seat = Seat.taken(settings.player, first, device, worker, len(settings.devices))
+class Worker:
+    """Adopts, fills a slot of the ring with a rollout, and again; in its own process, or in the learner's.
 
-    def make_envs(count: int) -> Envs:
-        envs = make_venv(settings.env, count)
-        check_fits(settings.player, envs, str(settings.env))
-        return envs
+    It begins with the player's memory, on the board; :meth:`make_envs` comes next. BoardClosed: the learner
+    has closed the board, or died.
+    """
 
-    with job.logs[worker].making():
-        roller = Roller(seat, make_envs, settings.shape, overlap=settings.overlap)
-        roller.reset(first)
-    acts = nn.ModuleList(settings.player.modules.values())
-    adopter.answers.shadow = lambda: Shadow(
-        acts, settings.player.modules, roller.act_once_more, roller.before_acts
-    )
-    writer.announce_ready()
-    try:
-        while (views := writer.take()) is not None and writer.slot is not None:
-            if (seed := writer.new_seed()) is not None:
-                seed_all(seed + offset)
-                seat.generator.manual_seed(seed + offset)
-                roller.reset(seed + offset)
-            with adopter.acting() as version:
-                complete = roller.roll(writer.slot, views, version, lambda: writer.closing)
-            if not complete:
-                return
+    def __init__(self, job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
+        settings = job.settings
+        self._settings, self._writer, self._worker = settings, writer, worker
+        device = settings.devices[worker]
+        self.adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
+        #: What is added to the seed of a run, or to a new one, for the first environment of this worker.
+        self._offset = worker * settings.shape.num_envs + life * _SEEDS_APART
+        seed = writer.new_seed()
+        self._first_seed = (job.seed if seed is None else seed) + self._offset
+        seed_all(self._first_seed)
+        self._seat = Seat.taken(settings.player, self._first_seed, device, worker, len(settings.devices))
+        self._roller: Roller | None = None
+
+    def make_envs(self) -> None:
+        """Make the environments, and begin an episode in each; then this worker is ready."""
+        settings = self._settings
+
+        def make(count: int) -> Envs:
+            envs = make_venv(settings.env, count)
+            check_fits(settings.player, envs, str(settings.env))
+            return envs
+
+        roller = self._roller = Roller(self._seat, make, settings.shape, overlap=settings.overlap)
+        roller.reset(self._first_seed)
+        acts = nn.ModuleList(settings.player.modules.values())
+        self.adopter.answers.shadow = lambda: Shadow(
+            acts, settings.player.modules, roller.act_once_more, roller.before_acts
+        )
+        self._writer.announce_ready()
+
+    def step(self) -> bool:
+        """Make a rollout, once a slot is free; False: the learner is gone."""
+        roller, writer = self._roller, self._writer
+        assert roller is not None, "its environments were made"
+        views = writer.take()
+        if views is None or writer.slot is None:
+            return False
+        if (seed := writer.new_seed()) is not None:
+            seed_all(seed + self._offset)
+            self._seat.generator.manual_seed(seed + self._offset)
+            roller.reset(seed + self._offset)
+        with self.adopter.acting() as version:
+            complete = roller.roll(writer.slot, views, version, lambda: writer.closing)
+        if complete:
             writer.commit()
-    except BoardClosed:  # the learner ends, or a rerun lets this life end where it was recorded to
-        return
-    finally:
-        adopter.close()
-        roller.close()
+        return complete
+
+    def close(self) -> None:
+        self.adopter.close()
+        if self._roller is not None:
+            self._roller.close()
 
 
 @dataclass(frozen=True, slots=True)

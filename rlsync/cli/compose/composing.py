@@ -33,7 +33,7 @@ OF_ONE_RUN = ("resume", "run_dir", "config_dir")
 BEFORE = "_resumed_run_"
 
 #: The key that tells which option of a group a config has. To choose that option again sets nothing.
-_TOLD_BY = {"env": "id", "collector": "kind", "cluster": "kind", "logger": "kind", "sync": "map"}
+_TOLD_BY = {"env": "id", "collector": "lag", "cluster": "kind", "logger": "kind", "sync": "map"}
 
 Choices = Mapping[str, Any]  #: the option that was chosen in each config group
 

@@ -16,7 +16,6 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn, optim
 from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 from torchrl.envs.model_based import DreamerEnv
 from torchrl.modules import WorldModelWrapper
 from torchrl.objectives import LossModule
@@ -25,25 +24,37 @@ from torchrl.trainers import OptimizationStepper, Trainer
 from rlsync import DreamerPlayer
 from rlsync.recipes import parts
 from rlsync.recipes.dreamer.config import DreamerConfig, OpenLoopConfig
-from rlsync.recipes.dreamer.sequences import REPLAYED, NumberRows, SequenceMemory, Sequences
+from rlsync.recipes.dreamer.sequences import REPLAYED, SequenceMemory, Sequences
 from rlsync.recipes.replay.building import paced_trainer, replay_buffer
 from rlsync.recipes.run_files import IMAGINATION, IMAGINED_PICTURES
 from rlsync.torchrl_plugin.dreamer.map import parts_of_losses
 from rlsync.workers.devices import CPU
+from rlsync.workers.player import Player
+from rlsync.workers.players.torchrl_policy import PolicyPlayer
+from rlsync.workers.rollout_collector import RolloutCollector
 
 
-def make_player_env(primer: TensorDictPrimer, config: parts.EnvConfig) -> EnvBase:
-    """An environment, or a batch of them, that carries the state of a player and numbers its rows."""
-    env = parts.make_env(config)
-    for transform in (InitTracker(), primer.clone(), NumberRows()):
-        env.append_transform(transform)
-    return env
+def player_of(run: parts.Run[Any], acting: DreamerPlayer, *, deterministic: bool = False) -> Player:
+    spaces = run.spaces
+    acts = DreamerPlayer(acting.player)
+    return PolicyPlayer(
+        acts,
+        spaces.player_actions(),
+        spaces.observation_shape,
+        observation_dtype=spaces.observation_dtype,
+        deterministic=deterministic,
+        begins=acts.begins(),
+    )
 
 
-def started_collector(run: parts.Run[Any], acting: DreamerPlayer) -> AbstractContextManager[BaseCollector]:
+def acting_of(make_loss: Callable[..., Any], run: parts.Run[Any], deterministic: bool) -> parts.Acting:
+    acting = make_loss(run.recipe, run.spaces).actor_network
+    return parts.Acting(acting, player_of(run, acting, deterministic=deterministic))
+
+
+def started_collector(run: parts.Run[Any], acting: DreamerPlayer) -> AbstractContextManager[RolloutCollector]:
     """See :func:`rlsync.recipes.parts.started_collector`; the prefill is of random actions."""
-    maker = partial(make_player_env, acting.primer())
-    return parts.started_collector(run, acting, random_frames=run.recipe.pace.prefill, maker=maker)
+    return parts.started_collector(run, player_of(run, acting), random_frames=run.recipe.pace.prefill)
 
 
 def make_trainer(

@@ -6,6 +6,8 @@ Source: Hafner et al. 2019, https://arxiv.org/abs/1912.01603; torchrl.objectives
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
@@ -20,10 +22,16 @@ from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerValueL
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
-from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer, started_collector
+from rlsync.recipes.dreamer.building import (
+    acting_of,
+    imagined_env,
+    let_act,
+    make_trainer,
+    player_of,
+    started_collector,
+)
 from rlsync.recipes.dreamer.config import DreamerV1Config
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
-from rlsync.recipes.registry import acting_of_loss
 from rlsync.workers.devices import CPU
 
 
@@ -40,7 +48,7 @@ def build(run: parts.Run[DreamerV1Config]) -> Trainer:
             ]
         )
         trainer = make_trainer(run, collector, loss, optimizer, acting, within_episodes=True)
-        parts.register_with_evaluations(trainer, run, acting)
+        parts.register_with_evaluations(trainer, run, player_of(run, acting, deterministic=True))
     return trainer
 
 
@@ -156,4 +164,4 @@ def make_actor(recipe: DreamerV1Config, spaces: parts.Spaces) -> ProbabilisticTe
     )
 
 
-RECIPE = parts.Recipe("dreamer_v1", DreamerV1Config, parts.BOX.probe, build, acting_of_loss(make_loss))
+RECIPE = parts.Recipe("dreamer_v1", DreamerV1Config, parts.BOX.probe, build, partial(acting_of, make_loss))

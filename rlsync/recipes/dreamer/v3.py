@@ -6,6 +6,8 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from tensordict.nn import (
     NormalParamExtractor,
@@ -21,11 +23,17 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
 from rlsync.recipes import parts, pure
-from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer, started_collector
+from rlsync.recipes.dreamer.building import (
+    acting_of,
+    imagined_env,
+    let_act,
+    make_trainer,
+    player_of,
+    started_collector,
+)
 from rlsync.recipes.dreamer.config import DreamerV3Config
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
 from rlsync.recipes.dreamer.v3_update import pure_update
-from rlsync.recipes.registry import acting_of_loss
 from rlsync.recipes.spaces import Spaces
 from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
 from rlsync.workers.devices import CPU
@@ -49,7 +57,7 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
         )
         trainer = make_trainer(run, collector, loss, optimizer, acting, stepper)
         pure.PureStepper(lambda: pure_update(loss, optimizer, target)).register(trainer)
-        parts.register_with_evaluations(trainer, run, acting)
+        parts.register_with_evaluations(trainer, run, player_of(run, acting, deterministic=True))
     return trainer
 
 
@@ -189,4 +197,4 @@ def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> Probab
     )
 
 
-RECIPE = parts.Recipe("dreamer_v3", DreamerV3Config, parts.ANY.probe, build, acting_of_loss(make_loss))
+RECIPE = parts.Recipe("dreamer_v3", DreamerV3Config, parts.ANY.probe, build, partial(acting_of, make_loss))

@@ -146,7 +146,6 @@ class StatisticsHook(RegistersItself, InSummary):
     run_dir: Path | None
     verify: VerifySync | None = None
     num_workers: int = 1
-    turns: bool = False
     more_frames: str | None = None
 
     def __post_init__(self) -> None:
@@ -286,7 +285,7 @@ class StatisticsHook(RegistersItself, InSummary):
             return {}
         wall_s = max(counted.seconds - began.seconds, 1e-9)
         busy = 1 - (counted.learner_s - began.learner_s) / wall_s
-        waited = busy if self.turns else None
+        waited = None
         if counted.workers_s is not None and began.workers_s is not None:
             waited = (counted.workers_s - began.workers_s) / wall_s / self.num_workers
         self.load = Load(busy, waited, self.more_frames)

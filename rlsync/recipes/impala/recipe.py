@@ -98,13 +98,14 @@ def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
 
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
     recipe, config = run.recipe, run.config
-    return run.place.unrolls(
+    batches = recipe.batches(config)
+    return run.place.collector(
         network.player(store_params=recipe.loss_settings().trust_region is not None),
         when_full=recipe.when_full,
-        steps=recipe.unroll_length,
+        steps=batches.steps,
         envs_per_worker=config.env.num_envs,
         overlap=recipe.overlap,
-        rollouts_per_batch=recipe.batch_size // config.env.num_envs,
+        rollouts_per_batch=batches.rollouts,
         slots=recipe.slots,
         dtype=parts.workers_dtype(config.sync),
         adopt=config.collector.adopt,
@@ -153,4 +154,9 @@ def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[Shar
     return made_replay(players[0], shapes[0], capacity, replays[0].max_bytes, len(configs))
 
 
-RECIPE = parts.Recipe("impala", ImpalaConfig, probe, build, lambda run: make_network(run.recipe, run.spaces))
+def acting(run: Run[ImpalaConfig], deterministic: bool) -> parts.Acting:
+    network = make_network(run.recipe, run.spaces)
+    return parts.Acting(network, network.player(deterministic=deterministic))
+
+
+RECIPE = parts.Recipe("impala", ImpalaConfig, probe, build, acting)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import bounds
-from rlsync.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
+from rlsync.recipes.settings import SCHEDULE, Batches, Config, EvaluationConfig, RecipeConfig
 from rlsync.transport.ring.format import WhenFull
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class ImpalaConfig(RecipeConfig):
     #: Not compile: beside channels-last convolutions it gains nothing (shallow torso, T=20, B=8, one thread:
     #: 245 ms an update, 241 without, medians of 16 by turns).
     update_keys: ClassVar[tuple[str, ...]] = ("update_dtype",)
-    in_stock_collectors: ClassVar[bool] = False
+    acts_in_update_dtype: ClassVar[bool] = True
 
     #: The recipe. recipe=... on the command line sets it together with its keys.
     name: str = "impala"
@@ -253,6 +253,9 @@ class ImpalaConfig(RecipeConfig):
         """With a replay it is LASER: its checkpoints have the replay's state."""
         return "laser" if self.replay.ratio else self.name
 
+    def batches(self, config: Config) -> Batches:
+        return Batches(self.unroll_length, self.batch_size // config.env.num_envs)
+
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return 1
 
@@ -270,9 +273,6 @@ class ImpalaConfig(RecipeConfig):
         return LossSettings(**options)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        if config.collector.kind != "async":
-            what = f"the workers of {self.name} never wait for the learner: its collector cannot be sync"
-            yield ConfigError(what, "collector.kind", "give collector.kind=async")
         frames, wanted = config.collector.frames_per_batch, self.batch_size * self.unroll_length
         if frames != wanted:
             what = f"a batch of {frames} frames is not {self.batch_size} unrolls of {self.unroll_length}"
@@ -305,7 +305,8 @@ class ImpalaConfig(RecipeConfig):
             "recipe.replay.path": "leave it out" if self.replay.path else "",
             "recipe.replay.checkpointed": "give false" if self.replay.checkpointed else "",
             "cluster.kind": "" if config.cluster.here else "give cluster=none",
-            "collector.lag": "" if config.collector.lag is None else "leave it out",
+            "collector.lag": "" if config.collector.lag is None else "give null",
+            "collector.num_workers": "" if config.collector.num_workers else "give 1 or more",
             "life_frames": "" if config.life_frames is None else "leave life_frames out",
         }
         for key, cure in cures.items():

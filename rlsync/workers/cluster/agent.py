@@ -19,7 +19,7 @@ from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.workers.cluster.job import AgentState, Flat, NodeJob, Orders, Turns, pack
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S, Supervisor
-from rlsync.workers.worker import start_workers
+from rlsync.workers.worker import WorkerJob, start_workers
 
 #: How long a call may wait for the calls before it. They answer far sooner, or the agent is ended.
 _TURN_TIMEOUT_S = 60.0
@@ -70,7 +70,8 @@ class NodeAgent:
             cure = "look whether the node reaches the learner's node on all of Ray's ports"
             raise AdoptionTimeout(what, f"node {job.node}", cure) from self._receiver.failure
         logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
-        self._workers = start_workers(job.settings, self._ring, self._board.handle, job.seed, logs)
+        workers = WorkerJob(job.settings, self._ring.handle, self._board.handle, job.seed, tuple(logs.each))
+        self._workers = start_workers(workers, self._ring)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
         self._started = True
         return os.getpid()

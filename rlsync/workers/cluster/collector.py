@@ -1,11 +1,11 @@
-"""The workers of all nodes of a Ray cluster: collectors of unrolls and of transitions."""
+"""The workers of all nodes of a Ray cluster, and the learner's end of their rollouts."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tensordict import TensorDict
 
 from rlsync.core.errors import AdoptionTimeout
 from rlsync.core.ledger import NOTHING, Ledger
@@ -33,15 +34,19 @@ from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
 from rlsync.workers.cluster.session import ClusterStatus, NodeStatus, Session
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
-from rlsync.workers.frames import COLLECTOR, RolloutShape
+from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
-from rlsync.workers.players.torchrl_policy import PIECES, ActingPolicy, Prefill, transitions
 from rlsync.workers.rollout_collector import RolloutCollector, check_settings
 from rlsync.workers.supervision import Restarts
 from rlsync.workers.worker import CollectSettings
 
 _SEEDS_APART = 15_485_863  #: the seeds of a node's next agent lie this far from those of the agent before
+
+#: How long a batch may wait until every node says that it has the newest version, seconds. Rollouts of older
+#: ones are left out in any case.
+_ARRIVAL_S = 2.0
+_LOOK_S = 0.005
 
 _THREADS_BESIDE = 4  #: threads of an agent, besides those of open calls for rollouts
 
@@ -52,7 +57,8 @@ class ClusterCollector(RolloutCollector):
     One agent on each node keeps a board, a ring and workers. Versions reach it through Ray's object store;
     slots come back as flat objects, at most ``placement.credits`` ahead of the learner. Nodes may join later;
     rollouts lost with one are counted in :attr:`tally`. Agents that an earlier learner of the ``crew`` left
-    are taken over or ended; versions follow theirs. ``session`` is closed at the end.
+    are taken over or ended; versions follow theirs. ``session`` is closed at the end. With ``newest_only``
+    a batch has rollouts of the newest version alone, others are dropped, and no worker begins one meanwhile.
     """
 
     def __init__(
@@ -76,6 +82,9 @@ class ClusterCollector(RolloutCollector):
         storing_device: str | torch.device = "cpu",
         seed: int | None = None,
         restarts: Restarts | None = None,
+        transitions: bool = False,
+        random_frames: int = 0,
+        newest_only: bool = False,
         start_method: str = "forkserver",
         silent_timeout_s: float = 300.0,
         versions_file: str | Path | None = None,
@@ -102,6 +111,8 @@ class ClusterCollector(RolloutCollector):
         stored_on = device_named(storing_device, f"{where}(storing_device=...)")
         self._session = session
         self._crew = crew
+        self._newest_only = newest_only
+        self._began = False
         left = [] if crew is None else crew.left()
         ledger = Ledger()
         ledger.follow(max((agent.state.stamp for agent in left), default=NOTHING))
@@ -113,6 +124,8 @@ class ClusterCollector(RolloutCollector):
             dtype=dtype,
             rollouts_per_batch=rollouts_per_batch,
             total_frames=total_frames,
+            transitions=transitions,
+            random_frames=random_frames,
             ledger=ledger,
             versions_file=versions_file,
         )
@@ -131,12 +144,12 @@ class ClusterCollector(RolloutCollector):
             likeness={} if crew is None else likeness_of(self.worker_settings),
             keep_s=0.0 if crew is None else crew.keep_s,
         )
-        player, layout = settings.player, settings.shape.layout(settings.player)
+        layout = settings.shape.layout(settings.player)
         seed = int(torch.randint(2**30, (), device="cpu")) if seed is None else seed
         self._nodes = Nodes(self._start_agent, self._placement, self._joined)
         self._arrivals = Arrivals(self._nodes, layout, workers_per_node, self._envs_per_node, seed)
         self._intake = Intake(
-            self._arrivals, self._nodes, rollouts_per_batch, player.records, silent_timeout_s, stored_on
+            self._arrivals, self._nodes, rollouts_per_batch, self.form, silent_timeout_s, stored_on
         )
         try:
             job, place = self._template, self._placement
@@ -204,9 +217,27 @@ class ClusterCollector(RolloutCollector):
             self._here.close()
         self._nodes.end(timeout_s)
 
-    def _next_batch(self) -> Any:
+    def _next_batch(self) -> TensorDict:
         self._arrivals.origins = []
-        return super()._next_batch()
+        if self._newest_only or not self._began:
+            self._await_nodes()
+        self._began = True
+        if not self._newest_only:
+            return super()._next_batch()
+        self._arrivals.oldest_version = self.policy_version
+        self._arrivals.run()
+        batch = super()._next_batch()
+        self._arrivals.pause()
+        return batch
+
+    def _await_nodes(self) -> None:
+        """Wait until the nodes say that they have the newest version; not for long."""
+        until_s, newest = time.monotonic() + _ARRIVAL_S, self._transport.newest_stamp
+        while time.monotonic() < until_s:
+            reports = self._transport.nodes
+            if all(name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)):
+                return
+            time.sleep(_LOOK_S)
 
     def _joined(self, node: Node) -> None:
         self.num_workers = self._nodes.seats * self.workers_per_node
@@ -253,71 +284,3 @@ class BoardHere:
     def close(self) -> None:
         self._receiver.close()
         self._board.close()
-
-
-#: How long a batch may wait until every node says that it has the newest version, seconds. Rollouts of older
-#: ones are left out in any case.
-_ARRIVAL_S = 2.0
-_LOOK_S = 0.005
-
-
-class TransitionCollector(ClusterCollector):
-    """Collects transitions as TorchRL does. With ``waits`` a batch has frames of the newest version alone,
-    and others are dropped. Actions are random until ``random_frames`` were collected and a version came after
-    that: publish ``collector.prefill`` as ``"prefill"``, with the weights.
-    """
-
-    def __init__(
-        self, acting: ActingPolicy, env: EnvSpec, *, waits: bool, random_frames: int = 0, **settings: Any
-    ) -> None:
-        self._waits = waits
-        self._actions = acting.actions
-        self._random_frames = random_frames
-        self._pieces = 0
-        self._began = False
-        self.prefill: Prefill | None = acting.prefill
-        super().__init__(acting, env, **settings)
-
-    @property
-    def init_random_frames(self) -> int:  # type: ignore[override]  # TorchRL has an attribute
-        """Frames after which the policy acts; 0 ends the prefill with the next publish."""
-        return self._random_frames
-
-    @init_random_frames.setter
-    def init_random_frames(self, frames: int) -> None:
-        self._random_frames = frames
-        self._count()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the counters. Those of a collector on one host are not read: the trainer has its own."""
-        if {"frames", "batches"} <= state_dict.keys():
-            super().load_state_dict(state_dict)
-            self._count()
-
-    def _next_batch(self) -> Any:
-        if self._waits or not self._began:
-            self._await_nodes()
-        self._began = True
-        if self._waits:
-            self._arrivals.oldest_version = self.policy_version
-            self._arrivals.run()
-        batch = super()._next_batch()
-        if self._waits:
-            self._arrivals.pause()
-        self._count()
-        made = transitions(batch, self._actions, self._pieces)
-        self._pieces = int(made[COLLECTOR, PIECES].max()) + 1
-        return made
-
-    def _count(self) -> None:
-        if self.prefill is not None:
-            self.prefill.random.fill_(self._frames < self._random_frames)
-
-    def _await_nodes(self) -> None:
-        """Wait until the nodes say that they have the newest version; not for long."""
-        until_s, newest = time.monotonic() + _ARRIVAL_S, self._transport.newest_stamp
-        while time.monotonic() < until_s:
-            reports = self._transport.nodes
-            if all(name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)):
-                return
-            time.sleep(_LOOK_S)

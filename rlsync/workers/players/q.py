@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,7 +16,13 @@ from rlsync.workers.player import Acted, Player, Record, State
 #: Records of each step: the Q-value of the action taken, and the largest one. An initial priority needs both.
 TAKEN_VALUE = "taken_value"
 MAX_VALUE = "max_value"
-_EPSILON = "epsilon"
+_EXPONENT = "exponent"
+
+
+class HasRate(Protocol):
+    """A module with the exploration rate as its buffer, such as torchrl.modules.EGreedyModule."""
+
+    eps: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +68,18 @@ class EpsilonLadder:
 class EpsilonGreedyPlayer(Player):
     """Takes the action of the largest Q-value, or with probability epsilon a random one.
 
-    It records ``taken_value``, the Q-value of the action taken, and ``max_value``, the largest one. Of equal
-    values the first counts.
+    Of equal values the first counts.
 
     Args:
-        network: maps observations ``[N, *obs]`` to Q-values [N, n]. Its destination is ``"policy"``.
+        network: maps observations ``[N, *obs]`` to Q-values [N, n].
         actions: n.
         observation_shape, observation_dtype: of one observation.
         ladder: how often each worker explores. ``EpsilonLadder(0.0)`` acts greedily, as an evaluation does.
+        policy: the module with all weights, whose destination is ``"policy"``; by default the network.
+        rate: the part of the policy that has the exploration rate, in place of the ladder's ``epsilon``: so
+            a publish brings both.
+        record_values: record ``taken_value``, the Q-value of the action taken, and ``max_value``, the largest
+            one.
 
     Source: Ape-X, arXiv 1803.00933; torchrl.modules.EGreedyModule.
 
@@ -90,25 +101,61 @@ class EpsilonGreedyPlayer(Player):
         observation_dtype: torch.dtype = torch.float32,
         *,
         ladder: EpsilonLadder | None = None,
+        policy: nn.Module | None = None,
+        rate: HasRate | None = None,
+        record_values: bool = True,
     ) -> None:
         self.network = network
         self.ladder = EpsilonLadder() if ladder is None else ladder
+        self._rate = rate
+        self._greedy = rate is None and not self.ladder.epsilon
         self._choices = actions.n
-        records = [Record(name, (), torch.float32) for name in (TAKEN_VALUE, MAX_VALUE)]
-        super().__init__({POLICY: network}, actions, observation_shape, observation_dtype, records)
+        modules = {POLICY: network if policy is None else policy}
+        records = (
+            [Record(name, (), torch.float32) for name in (TAKEN_VALUE, MAX_VALUE)] if record_values else []
+        )
+        super().__init__(modules, actions, observation_shape, observation_dtype, records)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
-        return {_EPSILON: torch.full((num_envs,), self.ladder.of(worker, num_workers), device="cpu")}
+        if self._greedy:
+            return {}
+        exponent = self.ladder.exponent(worker, num_workers)
+        return {_EXPONENT: torch.full((num_envs,), exponent, device="cpu")}
 
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
         values = self.network(observation)
         largest, greedy = values.max(-1)
-        # Both are drawn at every step, so that the random numbers do not depend on what was explored.
-        device = values.device
-        explores = torch.rand(len(values), generator=generator, device=device) < state[_EPSILON]
-        random = torch.randint(self._choices, (len(values),), generator=generator, device=device)
-        action = torch.where(explores, random, greedy)
+        if self._greedy:
+            action = greedy
+        else:
+            action = self._explored(greedy, state, generator)
+        if not self.records:
+            return Acted(action, {}, state)
         taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return Acted(action, {TAKEN_VALUE: taken, MAX_VALUE: largest}, state)
+
+    def by_weights(self) -> Player:
+        """A greedy player of the same modules, which records values: they tell weights apart, where random
+        actions do not.
+        """
+        if self._greedy and self.records:
+            return self
+        return EpsilonGreedyPlayer(
+            self.network,
+            DiscreteActions(self._choices),
+            self.observation_shape,
+            self.observation_dtype,
+            ladder=EpsilonLadder(0.0),
+            policy=self.modules[POLICY],
+        )
+
+    def _explored(self, greedy: Tensor, state: State, generator: Generator) -> Tensor:
+        """Random actions in place of some greedy ones."""
+        # Both are drawn at every step, so that the random numbers do not depend on what was explored.
+        device, count = greedy.device, len(greedy)
+        epsilon = self.ladder.epsilon if self._rate is None else self._rate.eps
+        explores = torch.rand(count, generator=generator, device=device) < epsilon ** state[_EXPONENT]
+        random = torch.randint(self._choices, (count,), generator=generator, device=device)
+        return torch.where(explores, random, greedy)
