@@ -59,7 +59,7 @@ class PrefilledPlayer(Player):
         return self.player.adopted(state, version)
 
     def by_weights(self) -> Player:
-        return self.player
+        return self.player.by_weights()
 
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
