@@ -13,6 +13,7 @@ from rlsync.core.errors import BoardClosed, ConfigError, WorkerLost
 from rlsync.core.schedule import FixedLag, Life, Rollout
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.planned import Plan, PlannedBoard
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.ring.format import MAX_SLOTS
 from rlsync.transport.ring.reader import RolloutRing, TakenRollout
 from rlsync.workers.collector import UnrollCollector
@@ -77,6 +78,9 @@ class RepeatedUnrolls(UnrollCollector):
 
     def _made_board(self) -> PlannedBoard:
         return self._planned
+
+    def board_here(self) -> BoardHandle:
+        return self._planned.handle.board  # readers that are no workers have no plan
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         # A worker that waits for its version is not silent.
