@@ -17,7 +17,7 @@ from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value.functional import generalized_advantage_estimate
+from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.recipes import parts, pure
@@ -108,7 +108,7 @@ class Advantages:
         if bool(ends.any()):
             next_value = next_value.clone()
             next_value[ends] = self.critic.module(following[ends])
-        advantage, target = generalized_advantage_estimate(
+        advantage, target = vec_generalized_advantage_estimate(
             self.gamma, self.lmbda, value, next_value, after["reward"], done, after["terminated"]
         )
         return batch.set("advantage", advantage).set("value_target", target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -83,9 +82,7 @@ class RepeatedUnrolls(UnrollCollector):
         return self._planned.handle.board  # readers that are no workers have no plan
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
-        # A worker that waits for its version is not silent.
-        settings = replace(self.worker_settings, silent_timeout_s=float("inf"))
-        job = replace(self._job(seed, logs), settings=settings)
+        job, settings = self._job(seed, logs), self.worker_settings
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
         def start(worker: int, again: int) -> BaseProcess:
@@ -104,7 +101,9 @@ class RepeatedUnrolls(UnrollCollector):
             lives[worker] = life
             return start_worker(job, worker, life or 0)
 
-        workers = Supervisor(start, len(settings.devices), self.ring, settings.restarts, float("inf"))
+        workers = Supervisor(
+            start, len(settings.devices), self.ring, settings.restarts, settings.silent_timeout_s
+        )
         self._planned.look = workers.look
         return workers
 

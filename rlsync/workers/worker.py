@@ -22,6 +22,7 @@ from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.families import lead_group, start_process
 from rlsync.sync.sample import Shadow
 from rlsync.sync.starting import StartLog
+from rlsync.transport.board.planned import PlannedHandle, PlannedReader
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.ring.format import RingHandle
 from rlsync.transport.ring.reader import RolloutRing
@@ -59,7 +60,7 @@ class CollectSettings:
 class WorkerJob:
     settings: CollectSettings
     ring: RingHandle  # where rollouts go
-    board: BoardHandle  # where weights come from
+    board: BoardHandle | PlannedHandle  # where weights come from
     seed: int  # of the first environment of the first worker
     logs: tuple[StartLog, ...]  # where each worker leaves what it prints while it makes its environments
 
@@ -122,7 +123,7 @@ def prepare_process() -> None:
 
 
 def adopting(
-    board: BoardHandle,
+    board: BoardHandle | PlannedHandle,
     reader: int,
     player: Player,
     adopt: Adopt,
@@ -164,6 +165,8 @@ class Worker:
         self._settings, self._writer, self._worker = settings, writer, worker
         device = settings.devices[worker]
         self.adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
+        if isinstance(self.adopter.reader, PlannedReader):
+            self.adopter.reader.waiting = writer.beat
         #: What is added to the seed of a run, or to a new one, for the first environment of this worker.
         self._offset = worker * settings.shape.num_envs + life * _SEEDS_APART
         seed = writer.new_seed()

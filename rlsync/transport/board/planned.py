@@ -65,6 +65,8 @@ class PlannedReader(BoardReader):
         first = self._counts[self._at]
         self._life = self._plan[first].life if first < len(self._plan) else None
         self._acts = False
+        #: Is called while this reader waits for its version: a sign of life for whoever watches the process.
+        self.waiting: Callable[[], object] = bool
         super().__init__(handle.board, apply, reader)
 
     def adopt(self) -> int:
@@ -88,6 +90,7 @@ class PlannedReader(BoardReader):
                 break
             time.sleep(pause_s)
             self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+            self.waiting()
         super().adopt()
         self._acts = True
         self._counts[self._at] = begun + 1
@@ -110,7 +113,8 @@ class PlannedBoard(BoardWriter):
         self._counted.allocate(0, _BYTES)
         self._counts = self._counted.words(_BYTES, 0)
         self._plan_mark = Mark.write(self._counts, _MAGIC, _FORMAT)
-        self.look: Callable[[], object] = bool  #: looks after the workers while a publish waits for them
+        #: Looks after the workers while a publish waits for them; whether the patience with them begins anew.
+        self.look: Callable[[], bool] = bool
 
     @property
     def handle(self) -> PlannedHandle:  # type: ignore[override]
@@ -130,7 +134,8 @@ class PlannedBoard(BoardWriter):
             late = [w for w in self._plan if (due := self.next(w)) is not None and due.version <= now]
             if not late or self._counts[_OVER]:
                 break
-            self.look()
+            if self.look():
+                deadline = time.monotonic() + self.timeout_s
             if time.monotonic() >= deadline:
                 began = ", ".join(f"worker {w} began {self._counts[_BEGUN + w]}" for w in late)
                 what = f"rollouts that act with older versions than {stamp.version} were not begun within "

@@ -64,6 +64,10 @@ class RingWriter:
     def announce_ready(self) -> None:
         self._words[self._line + fmt.WRITER_READY] = 1
 
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
+
     def new_seed(self) -> int | None:
         """The seed that the learner has given since this was asked last, if it has."""
         count = self._words[fmt.SEEDED]
