@@ -25,7 +25,7 @@ from rlsync.evaluation.process import (
     run_evaluator,
 )
 from rlsync.sync.families import end_group, start_process
-from rlsync.sync.processes import LOOK_EVERY_S, Silence, ending
+from rlsync.sync.processes import LOOK_EVERY_S, Silence, ending, has_ended
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import trainers
@@ -121,6 +121,8 @@ class Evaluator(TrainerHookBase):
                 if self._process.exitcode is not None and PLAYS not in self._hear():
                     raise self._lost(doing)
                 if time.monotonic() >= until:
+                    if has_ended(self._process, dying=self._last_words() is not None):
+                        raise self._lost(doing)
                     pid = self._process.pid
                     where = f"{doing} in {self._env}"
                     what = f"the evaluator (pid {pid}) has not made its first step after {within_s:g} s"
@@ -160,12 +162,13 @@ class Evaluator(TrainerHookBase):
         if self._over:
             return
         error: PublishError | None = None
-        if self._process.exitcode is not None:
-            error = None if DONE in self._hear() else self._lost("evaluating")
-        elif time.monotonic() >= self._look_at:
+        if self._process.exitcode is None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + min(_LOOK_EVERY_S, self._silence.timeout_s / 4)
             error = self._silent()
-        if error is None:
+        # Asked after its silence: one that dies gives no sign of life either.
+        if self._process.exitcode is not None:
+            error = self._lost("evaluating")
+        if error is None or DONE in self._hear():
             return
         self._over = True
         end_group(self._process)
@@ -185,8 +188,12 @@ class Evaluator(TrainerHookBase):
         status = self._status()
         if status is None or not self._silence.look({EVALUATOR: status.heartbeat_age_s}):
             return None
+        if has_ended(self._process, dying=not status.alive or self._last_words() is not None):
+            return None
         what = f"the evaluator (pid {status.pid}, {status.state}) has not made a step "
         what += f"for {self._silence.timeout_s:g} s, with version {status.adopted_version}"
+        if (words := self._last_words()) is not None:
+            what += f", nor ended since it failed: {words.what}"
         cure = (
             f"find out what stopped it, or where it hangs (py-spy dump --pid {status.pid}); if a step takes "
             f"that long, give a longer collector.silent_timeout_s; or {_LEAVE_OUT}"
@@ -200,12 +207,15 @@ class Evaluator(TrainerHookBase):
         what = f"the evaluator (pid {self._process.pid}) {ending(code)}"
         where = f"{doing} in {self._env}"
         cure = f"look who ended it (out of memory?), or {_LEAVE_OUT}"
-        last = next((words for words in self._hear() if words not in (PLAYS, DONE)), None)
-        if last is not None:
+        if (last := self._last_words()) is not None:
             what = f"{what}: {last.what}"
             where = f"{where}; {last.where}" if last.where else where
             cure = last.cure or f"look at its traceback above, or {_LEAVE_OUT}"
         return WorkerLost(what, where, cure)
+
+    def _last_words(self) -> Words | None:
+        """Why the process ends, if it has told."""
+        return next((words for words in self._hear() if words not in (PLAYS, DONE)), None)
 
     def _end(self) -> None:
         """End the process; where all frames were collected, after it has evaluated the last version."""
@@ -222,6 +232,9 @@ class Evaluator(TrainerHookBase):
         began = time.monotonic()
         tell_at = began + _TELL_AFTER_S
         while self._process.is_alive() and not self._over and not trainers.asked_to_stop(trainer):
+            if DONE in self._hear():
+                self._process.join(_LEAVE_WITHIN_S)
+                break
             self._process.join(LOOK_EVERY_S)
             self._look_at_process(trainer)
             if time.monotonic() >= tell_at and (status := self._status()) is not None:

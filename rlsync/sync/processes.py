@@ -25,10 +25,14 @@ from torch import nn
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
 from rlsync.sync.families import UNKNOWN, end_group
+from rlsync.transport.board.format import process_state
 
 T = TypeVar("T")
 
 LOOK_EVERY_S = 0.1  #: a wait for processes looks this often whether they still live, seconds
+
+#: How long the exit of a dead process may take to be known: a fork server may tell it late.
+REAPED_WITHIN_S = 10.0
 
 #: What the learner does, in errors, until its workers are ready.
 STARTING = "starting the workers of a collector"
@@ -72,6 +76,17 @@ def ending(exit_code: int) -> str:
     return f"killed by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
+def has_ended(process: BaseProcess, *, dying: bool = False) -> bool:
+    """Whether a child has ended: asked before it is called silent or late, for a death is told as a death.
+
+    Its exit is waited for if it is dead, and if it is ``dying``: it has told why it fails, and may still
+    print its traceback, or it has let go of its locks.
+    """
+    if dying or process_state(process.pid or 0) in (None, "dead"):
+        process.join(REAPED_WITHIN_S)
+    return process.exitcode is not None
+
+
 def await_ready(
     processes: Sequence[BaseProcess],
     ready: Callable[[int, float], bool],
@@ -93,6 +108,11 @@ def await_ready(
             elif process.exitcode is not None and not ready(worker, 0.0):
                 raise ended_before_ready(worker, process, ending(process.exitcode), last_words(worker))
         if waiting and time.monotonic() >= deadline:
+            for worker, process in waiting.items():
+                if has_ended(process):
+                    raise ended_before_ready(
+                        worker, process, ending(process.exitcode or 0), last_words(worker)
+                    )
             worker, process = next(iter(waiting.items()))
             what, others = doing(worker), ", ".join(map(str, waiting))
             raise AdoptionTimeout(

@@ -45,8 +45,11 @@ class RolloutMakers(Protocol):
     def look(self) -> bool:
         """Look after them; whether that took or gave time, so that the patience with them begins anew."""
 
-    def silent(self, timeout_s: float) -> AdoptionTimeout:
-        """The error to raise when no rollout has come from anybody for that long."""
+    def silent(self, timeout_s: float) -> AdoptionTimeout | None:
+        """The error to raise when no rollout has come from anybody for that long.
+
+        None: something has become of one of them, which the next :meth:`look` tells.
+        """
 
 
 class Form(Protocol):
@@ -68,7 +71,7 @@ class RolloutId(NamedTuple):
 class Intake:
     """Makes batches of rollouts in the order of their completion. On the CPU a single one is not copied;
     copies are given back when they are done. ``silent_timeout_s`` is how long to wait for a rollout while no
-    worker is killed or started.
+    worker ends or is started.
     """
 
     ring: Rollouts
@@ -146,4 +149,6 @@ class Intake:
             if rollout is not None:
                 return rollout
             if time.monotonic() >= deadline:
-                raise self.workers.silent(self.silent_timeout_s)
+                error = self.workers.silent(self.silent_timeout_s)
+                if error is not None:
+                    raise error

@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.sync.families import end_group
-from rlsync.sync.processes import LOOK_EVERY_S, Silence, await_ready, ending
+from rlsync.sync.processes import LOOK_EVERY_S, Silence, await_ready, ending, has_ended
 from rlsync.sync.starting import StartLogs
+from rlsync.transport.board.format import process_state
 from rlsync.transport.ring.reader import RolloutRing
 
 _log = logging.getLogger(__name__)
@@ -127,27 +128,34 @@ class Supervisor:
         return self._ring.writer(worker).ready
 
     def look(self) -> bool:
-        """Note ends, kill the silent, start who is due; whether one was killed or started. Else it raises."""
-        for worker, process in enumerate(self.procs):
-            if worker not in self._pauses.due and process.exitcode is not None:
-                self._note_end(worker)
+        """Note ends, kill the silent, start who is due; whether there was one of these. Else it raises."""
+        ended = [worker for worker in self._not_due() if self.procs[worker].exitcode is not None]
+        for worker in ended:
+            self._note_end(worker)
         if self._pauses.due:
             self._require_one_left()
         silent = self._end_silent()
         due = [worker for worker, at in self._pauses.due.items() if time.monotonic() >= at]
         for worker in due:
             self._start_again(worker)
-        return bool(silent or due)
+        return bool(ended or silent or due)
+
+    def _not_due(self) -> list[int]:
+        """The workers whose end was not noted."""
+        return [worker for worker in range(len(self.procs)) if worker not in self._pauses.due]
 
     def _end_silent(self) -> list[int]:
-        looked_at = [worker for worker in range(len(self.procs)) if worker not in self._pauses.due]
-        silent = self._silence.look({w: self._ring.writer(w).heartbeat_age_s for w in looked_at})
+        over = self._silence.look({w: self._ring.writer(w).heartbeat_age_s for w in self._not_due()})
+        silent = [worker for worker in over if not self._has_ended(worker)]  # the next look notes an end
         if len(silent) == len(self.procs):
-            raise self.silent(self._silence.timeout_s)
+            raise self._nothing_came(self._silence.timeout_s)
         for worker in silent:
             self._silenced.add(worker)
             end_group(self.procs[worker])
         return silent
+
+    def _has_ended(self, worker: int) -> bool:
+        return has_ended(self.procs[worker], dying=bool(self._headline(worker)))
 
     def _start_again(self, worker: int) -> None:
         del self._pauses.due[worker]
@@ -185,16 +193,25 @@ class Supervisor:
     def _headline(self, worker: int) -> str:
         return self._ring.writer(worker).last_words.partition("\n")[0]
 
-    def silent(self, timeout_s: float) -> AdoptionTimeout:
-        workers = ", ".join(
-            f"worker {line.writer} (pid {line.pid}, {'alive' if line.alive else 'dead'}, last seen "
-            f"{line.heartbeat_age_s:.1f} s ago)"
-            for line in map(self._ring.writer, range(len(self.procs)))
-        )
-        what = f"no rollout was completed for {timeout_s:g} s by {workers}"
+    def silent(self, timeout_s: float) -> AdoptionTimeout | None:
+        """The error that nothing came for so long; None: one has just ended, which :meth:`look` tells."""
+        if any(map(self._has_ended, self._not_due())):
+            return None
+        return self._nothing_came(timeout_s)
+
+    def _nothing_came(self, timeout_s: float) -> AdoptionTimeout:
+        workers = "; ".join(map(self._how_it_is, range(len(self.procs))))
+        what = f"no rollout was completed for {timeout_s:g} s: {workers}"
         cure = "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
         cure += "long, give a longer silent_timeout_s"
         return AdoptionTimeout(what, "collecting rollouts", cure)
+
+    def _how_it_is(self, worker: int) -> str:
+        if worker in self._pauses.due:
+            return self._how_it_ended(worker)
+        pid = self.procs[worker].pid or 0
+        seen_s = self._ring.writer(worker).heartbeat_age_s
+        return f"worker {worker} (pid {pid}, {process_state(pid) or 'running'}, last seen {seen_s:.1f} s ago)"
 
     def end(self, timeout_s: float) -> None:
         """Wait until all workers have left; after ``timeout_s`` end those that have not."""

@@ -92,6 +92,7 @@ def test_an_evaluator_that_hangs_in_its_first_step_is_killed_and_named(
 #: What becomes of the process after its first step, and what is told of it.
 ENDS = {
     "late": "exited with status 1: ValueError: the simulator fails: late",
+    "lingers": "exited with status 1: ValueError: the simulator fails: lingers",
     "leaves": "exited with status 0",
     "endless": "exited with status 1: an episode has not ended after 200 steps",
     "killed": "killed by SIGKILL",
@@ -111,9 +112,11 @@ def test_the_end_of_the_evaluator_ends_a_run_that_it_judges_and_is_noted_by_othe
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fault = end if end in ("late", "leaves", "endless") else ""
+    fault = end if end in ("late", "lingers", "leaves", "endless") else ""
     work = job(board, tmp_path, fault, patience=Patience(steps=200))
-    evaluator = started(work, trainer, 1e9 if judges else None, silent_timeout_s=SOON_S)
+    # Only these two give no sign of life for so long, one of them because it dies.
+    silent_timeout_s = SOON_S if end in ("stopped", "lingers") else 300.0
+    evaluator = started(work, trainer, 1e9 if judges else None, silent_timeout_s=silent_timeout_s)
     (process,) = multiprocessing.active_children()
     assert process.pid is not None
     if not fault:

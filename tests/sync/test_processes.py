@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from threading import Timer
 
 import pytest
 
 from rlsync.core.errors import AdoptionTimeout, WorkerLost
 from rlsync.sync import processes
-from rlsync.sync.processes import Silence, await_ready
+from rlsync.sync.families import start_process
+from rlsync.sync.processes import Silence, await_ready, has_ended
+from rlsync.transport.board.format import process_state
+from tests.tools.processes import stopped, wait_until
 
 
 @dataclass
@@ -19,7 +25,7 @@ class Process:
     """As much of a process as is looked at."""
 
     exitcode: int | None = None
-    pid: int = 4242
+    pid: int = os.getpid()
 
 
 def test_a_worker_that_said_ready_just_before_it_ended_is_ready() -> None:
@@ -33,13 +39,30 @@ def test_an_exit_code_is_told_in_words() -> None:
 
 
 def test_a_worker_that_ended_without_a_word_is_named() -> None:
-    with pytest.raises(WorkerLost, match=r"worker 1 \(pid 4242, killed by SIGKILL\) ended before it was"):
+    with pytest.raises(WorkerLost, match=r"worker 1 \(pid \d+, killed by SIGKILL\) ended before it was"):
         await_ready([Process(), Process(-9)], lambda worker, seconds: worker == 0, timeout_s=None)
 
 
 def test_workers_that_live_and_are_not_ready_are_waited_for_until_the_deadline() -> None:
     with pytest.raises(AdoptionTimeout, match=r"worker 1 .* not ready are the workers 1, 2"):
         await_ready([Process()] * 3, lambda worker, seconds: worker == 0, timeout_s=0.01)
+
+
+@pytest.mark.processes
+def test_a_death_that_the_fork_server_tells_late_is_a_death_and_no_delay() -> None:
+    process = start_process("forkserver", time.sleep, (600,), "a worker that dies")
+    assert process.pid is not None
+    server = forkserver._forkserver._forkserver_pid
+    with stopped(server):
+        os.kill(process.pid, signal.SIGKILL)
+        assert wait_until(lambda: process_state(process.pid or 0) == "dead", 20.0)
+        assert process.exitcode is None, "only the fork server can tell"
+        goes_on = Timer(0.5, os.kill, (server, signal.SIGCONT))
+        goes_on.start()
+        with pytest.raises(WorkerLost, match=rf"worker 0 \(pid {process.pid}, killed by SIGKILL\)"):
+            await_ready([process], lambda worker, seconds: False, timeout_s=0.0)
+        goes_on.join()
+    assert has_ended(process)
 
 
 @pytest.fixture

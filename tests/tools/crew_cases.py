@@ -27,6 +27,7 @@ from rlsync.workers.cluster.crew import Crew
 from tests.tools.crew_learner import ENVS, NODES, STEPS, collector_of, publish
 from tests.tools.parts.ray_cluster import add_node, cluster_of
 from tests.tools.processes import descendant_pids, is_alive, wait_until
+from tests.torchrl_plugin.test_stop import saved_frames
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -195,11 +196,12 @@ def test_a_run_is_killed_and_resumed_with_its_agents_and_then_without(
     finally:
         second.kill()
 
+    goal = saved_frames(first.folder) + 1000  # how far the first one came is not known
     third = Run(
         tmp_path / "third",
         f"resume={first.folder}",
         "cluster.keep_agents=false",
-        "recipe.total_frames=2000",
+        f"recipe.total_frames={goal}",
     )
     try:
         assert third.process.wait(WAIT_S) == 0, third.output

@@ -82,7 +82,7 @@ def wait_until(predicate: Callable[[], bool], timeout_s: float, poll_s: float = 
     return True
 
 
-def kill(pid: int, timeout_s: float = 5.0) -> None:
+def kill(pid: int, timeout_s: float = 30.0) -> None:
     """SIGKILL one process and wait until it is dead."""
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: not is_alive(pid), timeout_s), f"process {pid} outlived SIGKILL"
@@ -92,7 +92,7 @@ def kill(pid: int, timeout_s: float = 5.0) -> None:
 def stopped(pid: int) -> Iterator[None]:
     """SIGSTOP a process inside the block: alive, holding all it holds, answering nothing."""
     os.kill(pid, signal.SIGSTOP)
-    assert wait_until(lambda: _stat(pid)[1] == "T", 5.0), f"process {pid} did not stop"
+    assert wait_until(lambda: _stat(pid)[1] == "T", 30.0), f"process {pid} did not stop"
     try:
         yield
     finally:

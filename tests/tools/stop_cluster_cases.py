@@ -112,4 +112,6 @@ def test_a_run_ends_with_a_checkpoint_and_leaves_no_process(
     assert ended.seconds < GONE_WITHIN_S
     assert trainer.collected_frames == saved_frames(tmp_path) >= 3 * 20
     assert ray.is_initialized(), "the cluster is somebody else's"
-    assert wait_until(lambda: processes_of_runs() == set(), 10.0), "Ray ends the mailbox in its own time"
+    assert wait_until(lambda: processes_of_runs() == set(), GONE_WITHIN_S), (
+        "Ray ends the mailbox in its own time"
+    )

@@ -29,6 +29,7 @@ from tests.tools.parts.servers import COLLECTORS, make_async_batched, make_canar
 from tests.tools.running import Witness, in_three_lines, running, values
 
 MAP = {"policy": "policy"}
+SILENT_S = 3.0  # longer than a loaded machine keeps a process waiting
 #: Its server is spawned, which takes seconds; that of "slots" is forked by the fork server of the tests.
 hows = pytest.mark.parametrize(
     "how", [pytest.param(how, marks=[pytest.mark.seconds] * (how == "process")) for how in COLLECTORS]
@@ -258,7 +259,7 @@ def test_a_stopped_server_is_told_to_the_learner_that_waits_for_frames() -> None
         trainer = on(collector, make_canary_policy())
         hook = SyncWeights(MAP)
         hook.register(trainer)
-        WatchWorkers(silent_timeout_s=0.5).register(trainer)
+        WatchWorkers(silent_timeout_s=SILENT_S).register(trainer)
         hook.publish()
         batches = iter(collector)
         next(batches)

@@ -60,10 +60,10 @@ def test_an_environment_that_raises_is_told_with_the_workers_number(
 @pytest.mark.thorough
 @pytest.mark.processes
 def test_an_environment_that_hangs_is_told_with_the_place(tmp_path: Path) -> None:
-    status, output = run_of(tmp_path, "hangs", *PPO, "collector.start_timeout_s=4")
+    status, output = run_of(tmp_path, "hangs", *PPO, "collector.start_timeout_s=15")
     assert status == 1
     says = (
-        r"^worker 0 \(pid \d+\) is not ready after 4 s: it is making its environments, in hangs \(.+foreign"
+        r"^worker 0 \(pid \d+\) is not ready after 15 s: it is making its environments, in hangs \(.+foreign"
     )
     says += r"_envs.py, line \d+\); not ready are the workers 0, 1"
     cure = r"  cure   .+collector.start_timeout_s$"

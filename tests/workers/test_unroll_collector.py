@@ -7,12 +7,14 @@ import gc
 import itertools
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import gymnasium
@@ -602,6 +604,16 @@ class FailsOnce(Ladder):
         self.fails_at = 15
 
 
+class Lingers(Ladder):
+    """Raises in its twentieth step, and its process ends some seconds later."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 19:
+            Thread(target=time.sleep, args=(2 * SILENT_S,)).start()
+            raise ValueError("the ladder gives way")
+        return super().step(action)
+
+
 class Hangs(Ladder):
     """Never returns from its twentieth step."""
 
@@ -613,7 +625,31 @@ class Hangs(Ladder):
 
 HANGS = GymnasiumEnvs("tests.workers.test_unroll_collector:rlsync-tests/Hangs-v0")
 gymnasium.register("rlsync-tests/Hangs-v0", Hangs, disable_env_checker=True, order_enforce=False)
+LINGERS = GymnasiumEnvs("tests.workers.test_unroll_collector:rlsync-tests/Lingers-v0")
+gymnasium.register("rlsync-tests/Lingers-v0", Lingers, disable_env_checker=True, order_enforce=False)
 gymnasium.register("rlsync-tests/FailsOnce-v0", FailsOnce, disable_env_checker=True, order_enforce=False)
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_a_worker_that_fails_and_ends_late_has_failed_and_was_not_silent() -> None:
+    settings = {"num_workers": 1, "silent_timeout_s": SILENT_S, "restarts": Restarts(at_most=0)}
+    with collecting(ladder_net(), LINGERS, **settings) as collector:
+        with pytest.raises(WorkerLost, match="exited with status 1: ValueError: the ladder gives way"):
+            batches_of(collector, 1000)
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_workers_that_are_waited_for_too_long_after_their_end_are_told_as_ended() -> None:
+    env = GymnasiumEnvs(LADDER, {"fails_at": 20})
+    settings = {"num_workers": 1, "silent_timeout_s": SILENT_S, "restarts": Restarts(first_pause_s=600.0)}
+    with collecting(ladder_net(), env, **settings) as collector:
+        with pytest.raises(AdoptionTimeout) as caught:
+            batches_of(collector, 1000)
+        assert in_three_lines(caught.value)
+        ended = r"no rollout was completed for 3 s: worker 0 \(pid \d+\) exited with status 1: ValueError: "
+        assert re.match(ended, caught.value.what), caught.value.what
 
 
 @pytest.mark.processes
@@ -647,7 +683,7 @@ def test_workers_that_all_say_nothing_end_the_run(workers: int, monkeypatch: pyt
         with pytest.raises(AdoptionTimeout, match="no rollout was completed") as caught:
             list(itertools.islice(batches, 100))
         assert in_three_lines(caught.value)
-        assert all(f"pid {pid}, alive" in caught.value.what for pid in pids)
+        assert all(f"pid {pid}, stopped" in caught.value.what for pid in pids)
 
 
 @pytest.mark.processes

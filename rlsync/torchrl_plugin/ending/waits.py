@@ -20,7 +20,14 @@ from typing import Any
 from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 
 from rlsync.core.errors import WorkerLost, first_line
-from rlsync.sync.processes import LOOK_EVERY_S, WorkerProcesses, await_ready, ended_before_ready, ending
+from rlsync.sync.processes import (
+    LOOK_EVERY_S,
+    REAPED_WITHIN_S,
+    WorkerProcesses,
+    await_ready,
+    ended_before_ready,
+    ending,
+)
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, in_place_of, present_method, servers
@@ -33,9 +40,6 @@ _log = logging.getLogger(__name__)
 Wait = Callable[[Callable[[float], bool], float | None], bool]
 Enter = Callable[[], AbstractContextManager[object]]
 
-#: How long the exit of a dead process may take to be collected: a fork server may tell it late.
-_REAPED_WITHIN_S = 10.0
-
 
 def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
     """How each worker process ended, by its number; None while it lives. Closed ones are left out."""
@@ -43,7 +47,7 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
     for worker, process in enumerate(collector.procs):
         try:
             if worker in dead:
-                process.join(_REAPED_WITHIN_S)
+                process.join(REAPED_WITHIN_S)
             ends[worker] = None if process.exitcode is None else ending(process.exitcode)
         except ValueError:  # closed
             continue

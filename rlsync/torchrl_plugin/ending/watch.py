@@ -108,7 +108,8 @@ class Watch:
         workers = publisher.transport.status()
         silent = {it.reader for it in workers if it.heartbeat_age_s > self.silence.timeout_s}
         if named := self._named(workers, silent):
-            self._held_by = self._late(named)
+            living = [worker for worker in named if worker.alive]
+            self._held_by = self._late(living) if living else None  # a lost one is told by told()
             self._kill({worker.reader for worker in named})
 
     @contextmanager

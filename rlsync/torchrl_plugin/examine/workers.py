@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.collectors import Collector
 
 from rlsync.core.path import Attr, parse
-from rlsync.sync.processes import LOOK_EVERY_S
+from rlsync.sync.processes import LOOK_EVERY_S, has_ended
 from rlsync.tensors.leaves import Leaves, uncompiled
 from rlsync.torchrl_plugin.compat.collectors import MultiCollector
 from rlsync.torchrl_plugin.ending.waits import worker_ends
@@ -129,6 +129,8 @@ class ProcessWorkers(ExaminedWorkers):
             if process.exitcode is not None:
                 return self._ended(worker)
             if time.monotonic() >= deadline:
+                if has_ended(process):
+                    return self._ended(worker)
                 return NoAnswer(f"no answer within {timeout_s:g} s")
 
     def _ended(self, worker: int) -> NoAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from typing import Any
 
@@ -18,8 +19,9 @@ class Faulty(CartPoleEnv):
 
     Args:
         fault: ``made``, ``reset``, ``first``: it raises there. ``hangs``: so does its first step. ``late``:
-            its fifth step raises; ``leaves``: that one ends the process as if all were well. ``endless``: no
-            episode ends. ``infinite``: the return of each episode is infinite.
+            its fifth step raises; ``lingers``: likewise, and the process ends two seconds later; ``leaves``:
+            that one ends the process as if all were well. ``endless``: no episode ends. ``infinite``: the
+            return of each episode is infinite.
     """
 
     def __init__(self, fault: str = "", **kwargs: Any) -> None:
@@ -39,6 +41,9 @@ class Faulty(CartPoleEnv):
             time.sleep(1000)
         if self._steps == 5:
             self._raise_at("late")
+            if self._fault == "lingers":
+                threading.Thread(target=time.sleep, args=(2.0,)).start()
+            self._raise_at("lingers")
             if self._fault == "leaves":
                 os._exit(0)
         if self._fault == "endless":
