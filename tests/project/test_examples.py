@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import runpy
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tools.programs import run_program
+from tests.tools.processes import child_pids, is_alive, wait_until
+from tests.tools.programs import Program, run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,3 +53,60 @@ def test_what_is_learned_from_a_replay_buffer_is_no_older_than_the_bound(
     assert 0 <= min(ages) <= max(ages) <= 8
     assert max(ages) > 0, "the learner published while it learned from what was there"
     assert "versions published" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------ the whole program
+
+WHOLE = str(EXAMPLES / "ppo_to_475.py")
+
+
+@pytest.mark.seconds
+def test_the_whole_program_learns_each_time_from_the_newest_version_and_says_what_it_reached(
+    tmp_path: Path,
+) -> None:
+    done = run_program(WHOLE, "--frames", "6144", "--log-dir", "logs", cwd=tmp_path)
+    # Version 1 is what the workers start with; 2 comes before the first frame, then one after every batch.
+    acted = re.findall(r"(\d+) frames +version +(.*?) acted", done.stdout)
+    assert acted == [("2048", "2"), ("4096", "3"), ("6144", "4")], done.stderr
+    *_, publishes, checks, last = done.stdout.splitlines()
+    assert publishes.startswith("4 publishes, of ")
+    assert re.fullmatch(r"[1-9]\d* checks of what acts, 0 deviations", checks)
+    greedy = re.fullmatch(r"version 5: greedy return (.*) over 20 episodes", last)
+    assert greedy is not None, last
+    assert float(greedy[1]) >= 8, "no episode of CartPole is shorter"
+    assert done.returncode == (0 if float(greedy[1]) >= 475 else 1), done.stderr
+    logged = (tmp_path / "logs/seed_0/scalars/sync/version.csv").read_text()
+    assert logged.split() == ["2048,3.0", "4096,4.0", "6144,5.0"]
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # half a minute of processor time
+def test_the_whole_program_reaches_a_return_of_475(tmp_path: Path) -> None:
+    done = run_program(WHOLE, cwd=tmp_path, timeout_s=850)
+    assert done.returncode == 0, done.stdout + done.stderr
+    greedy = re.search(r"greedy return (.*) over 20 episodes$", done.stdout.strip())
+    assert greedy is not None, done.stdout
+    assert float(greedy[1]) >= 475
+    versions = [int(version) for version in re.findall(r"version +(\d+) acted", done.stdout)]
+    assert versions == list(range(2, 2 + len(versions))), "one version a batch, and none is left out"
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_ctrl_c_ends_the_whole_program_and_its_workers(tmp_path: Path) -> None:
+    program = Program(WHOLE, cwd=tmp_path)
+    try:
+        for line in program.stdout:
+            if "version   3 acted" in line:
+                break
+        pids = child_pids(program.pid)
+        assert len(pids) >= 2, "the workers"
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+        assert program.wait(60) == 130
+        assert wait_until(lambda: not any(map(is_alive, pids)), 30)
+        assert "Traceback" not in program.stdout.read()
+    finally:
+        program.kill()
+        program.stdout.close()
+        program.stderr.close()
