@@ -136,8 +136,14 @@ class Report(BaseCallback):
         return within and not self.reached
 
     def report(self) -> None:
-        said = {"steps": self.num_timesteps, "updates": self.model._n_updates, "reached": int(self.reached)}
-        print("@", json.dumps(said | {"evaluating_s": self._evaluating_s}), flush=True)
+        said = {
+            "steps": self.num_timesteps,
+            "updates": self.model._n_updates,
+            "reached": int(self.reached),
+            "seconds": time.monotonic() - self._began_s,
+            "evaluating_s": self._evaluating_s,
+        }
+        print("@", json.dumps(said), flush=True)
 
     def _mean_return(self) -> float:
         if self._options.evaluate_every:

@@ -58,6 +58,7 @@ STABLE_BASELINES = PeerVenv(
     ("torch==2.13.0", "stable-baselines3==2.9.2", "mujoco>=3.1,<4", "imageio>=2.31", "packaging"),
 )
 SBX = PeerVenv("sbx", (*STABLE_BASELINES.pins, "sbx-rl==0.28.0"))
+RLOX = PeerVenv("rlox", ("torch==2.13.0", "rlox==1.2.0", "gymnasium>=1.1"))
 RLLIB = PeerVenv(
     "rllib",
     ("torch==2.13.0", "ray[rllib]==2.60.0", "gymnasium==1.2.2", "ale-py==0.12.1", "opencv-python-headless"),

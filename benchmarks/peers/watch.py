@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,6 +69,8 @@ class Figures:
 def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
     """Run a contender to its end, with one torch thread a process. Its output goes to ``log``.
 
+    The first sample is of the start of its process, the last one of its end. Both say nothing.
+
     Raises:
         RuntimeError: the contender failed, or did not end in time.
     """
@@ -84,7 +86,7 @@ def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
     assert process.stdout is not None
     too_late = threading.Timer(seconds + START_AND_END_S, _end, [process.pid])
     too_late.start()
-    samples = []
+    samples = [_sample(process.pid, {})]
     try:
         for line in process.stdout:
             log.write(line)
@@ -92,6 +94,7 @@ def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
                 with suppress(json.JSONDecodeError):  # two processes wrote into the same line
                     samples.append(_sample(process.pid, json.loads(line.removeprefix(MARK))))
         status = process.wait()
+        samples.append(replace(samples[-1], at_s=time.monotonic(), said={}))  # its processor time is gone
     finally:
         too_late.cancel()
         _end(process.pid)

@@ -12,6 +12,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
@@ -241,14 +242,47 @@ def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(
 
 
 @pytest.mark.thorough
-def test_whole_runs_are_measured_from_their_first_frame_to_their_last(tmp_path: Path) -> None:
+def test_whole_runs_are_measured_from_their_first_frame_and_from_the_start_of_their_program(
+    tmp_path: Path,
+) -> None:
     ended = _run(
         BENCHMARKS / "off_policy.py", "ppo_run", "--only", "rlsync", "--rounds", 1, "--out", tmp_path
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (run,) = json.loads((tmp_path / "ppo_run.json").read_text())["rounds"]["rlsync"]
     assert (run["frames"], run["updates"], run["reached"]) == (20_480, 640, 0)
-    assert run["seconds"] > 0
+    assert run["process_s"] > run["seconds"] > 0
+    assert run["start_s"] > 0.5, "imports alone take longer"
+
+
+def test_of_a_whole_run_counts_what_passes_beside_evaluations_and_of_equal_runs_the_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    watch, whole = import_module("peers.watch"), import_module("peers.whole")
+
+    def run(seconds: float) -> Any:
+        """A program that starts at 100 s, has its first frame 4 s later, and evaluates for 2 s."""
+        end = {"steps": 640, "updates": 20, "seconds": seconds, "evaluating_s": 2.0}
+        reports = [
+            (100.0, 0.0, {}),
+            (104.0, 3.0, {"steps": 0, "updates": 0, "seconds": 0.0}),
+            (104.0 + seconds, 3.0 + seconds, end),
+            (106.0 + seconds, 4.0 + seconds, {"reached": 1}),
+            (107.0 + seconds, 4.0 + seconds, {}),
+        ]
+        return whole.whole([watch.Sample(at_s, cpu_s, 0.0, said) for at_s, cpu_s, said in reports])
+
+    found = run(10.0)
+    assert (found.process_s, found.seconds, found.cpu_s, found.start_s) == (15.0, 8.0, 8.0, 3.0)
+    assert (found.frames, found.updates, found.reached) == (640, 20, 1)
+    measured = {"rlsync": [run(18.0), run(10.0), run(14.0)], "sb3": [run(22.0), run(18.0)]}
+    for pick, seconds, times in ((whole.least, "8.0", "0.50"), (whole.median, "12.0", "0.67")):
+        table = whole.whole_table(measured, "sb3", pick).splitlines()
+        heads, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (table[0], table[2]))
+        shown = dict(zip(heads, row, strict=True))
+        assert (shown["seconds"], shown["seconds x sb3"]) == (seconds, times)
+        assert (shown["reached"], shown["seconds of each run"]) == ("3 of 3", "16.0 8.0 12.0")
 
 
 @pytest.mark.thorough
