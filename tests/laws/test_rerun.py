@@ -57,7 +57,7 @@ from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.repeated import RepeatedUnrolls
 from rlsync.workers.replay.unrolls import UnrollReplay
-from rlsync.workers.worker import Roller
+from rlsync.workers.roller import Roller
 from tests.tools.parts import undecided
 
 pytestmark = pytest.mark.processes

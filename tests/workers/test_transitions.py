@@ -24,7 +24,7 @@ from rlsync.workers.frames import RolloutShape, batch_of
 from rlsync.workers.player import Player, Seat, materialised, without_memory
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill, transitions
-from rlsync.workers.worker import Roller
+from rlsync.workers.roller import Roller
 
 STEPS, ENVS = 40, 2
 SHORT = GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 9})  # so that some episodes are truncated
