@@ -24,7 +24,7 @@ from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
-from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, VectorEnvs
+from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, ListedEnvs
 from rlsync.workers.player import Player, Seat
 
 _AT_ONCE = 8  #: how many environments play at once, at most
@@ -215,18 +215,19 @@ class _Pictures(RenderCollection[Any, Any]):
         return answer
 
 
-class FilmedGymnasium(VectorEnvs):
+class FilmedGymnasium(ListedEnvs):
     """One gymnasium environment, filmed by its own render mode ``rgb_array``."""
 
     def __init__(self, spec: GymnasiumEnvs) -> None:
         wrappers = [*spec.options.get("wrappers", ()), _Pictures]
         options = {**spec.options, "render_mode": "rgb_array", "wrappers": wrappers}
-        super().__init__(replace(spec, options=options).vector(1), spec.id)
-        if "rgb_array" not in self.envs.metadata["render_modes"]:
+        super().__init__(replace(spec, options=options).make, 1, spec.id)
+        metadata = self.envs[0].metadata
+        if "rgb_array" not in metadata["render_modes"]:
             self.close()
             raise ValueError("its render modes do not name rgb_array")
         #: Steps in one second of real time.
-        self.fps = float(self.envs.metadata.get("render_fps") or _USUAL_FPS)
+        self.fps = float(metadata.get("render_fps") or _USUAL_FPS)
         #: The picture after the last reset or step, [H, W, 3]; after an episode's last step, its end.
         self.frame = np.empty((0, 0, 3), np.uint8)
 
@@ -241,8 +242,8 @@ class FilmedGymnasium(VectorEnvs):
         return answer
 
     def _look(self) -> None:
-        pictures: Any = self.envs.render()
-        self.frame = np.asarray(pictures[0][0])
+        pictures: Any = self.envs[0].render()
+        self.frame = np.asarray(pictures[0])
 
 
 class FilmedAtari(AleEnvs):

@@ -25,7 +25,7 @@ from rlsync.recipes.settings import BFLOAT16, Config, EnvConfig
 from rlsync.transport.shared_file import SharedFile
 from rlsync.workers.envs.observations import require_vector_or_picture
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.envs.vectors import VectorEnvs
+from rlsync.workers.envs.vectors import SpacedEnvs
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import in_dtype
 from rlsync.workers.replay.mixing import ReplayMix
@@ -78,7 +78,7 @@ def probe(config: EnvConfig) -> VectorSpaces:
         refuse_unsaid_protocol(config)
         envs = make_venv(config.spec(), 1)
     try:
-        if isinstance(envs, VectorEnvs):
+        if isinstance(envs, SpacedEnvs):
             require_vector_or_picture(envs.observations, config.id)
         return VectorSpaces(envs.observation_shape, head_for(envs.actions))
     finally:

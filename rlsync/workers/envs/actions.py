@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, Space
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError
+
+#: What :meth:`sent` does, to arrays.
+Translation = Callable[[NDArray[Any]], NDArray[Any]]
 
 #: The dtypes of the numbers of a continuous action that torch has, too.
 _FLOATS = ("float16", "float32", "float64")
@@ -50,6 +55,13 @@ class DiscreteActions:
         """
         number = action + self.start if self.start else action
         return number.to(getattr(torch, self.sent_as))
+
+    def translation(self) -> Translation:
+        """What does the same as :meth:`sent` to arrays, a hundred thousand times a second."""
+        dtype, start = np.dtype(self.sent_as), self.start
+        if start:
+            return lambda action: (action + start).astype(dtype, copy=False)
+        return lambda action: action.astype(dtype, copy=False)
 
     def chosen(self, sent: Tensor) -> Tensor:
         """The indices that :meth:`sent` makes these of.
@@ -103,6 +115,19 @@ class BoxActions:
         # In the dtype of the environment: a bound of float64 may lie between two numbers of float32.
         low, high = (numbers.new_tensor(bound) for bound in (self.low, self.high))
         return numbers.clamp(low, high)
+
+    def translation(self) -> Translation:
+        """What does the same as :meth:`sent` to arrays, a hundred thousand times a second."""
+        dtype = np.dtype(self.sent_as)
+        if not self.low:
+            return lambda action: action.astype(dtype, copy=False)
+        low, high = (np.array(bound, dtype) for bound in (self.low, self.high))
+
+        def within(action: NDArray[Any]) -> NDArray[Any]:
+            raised: NDArray[Any] = np.maximum(action.astype(dtype, copy=False), low)
+            return np.minimum(raised, high, out=raised)
+
+        return within
 
     def chosen(self, sent: Tensor) -> Tensor:
         """What a player may have chosen to send these.

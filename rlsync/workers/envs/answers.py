@@ -44,6 +44,13 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
         return self._form.reset(self.env.reset(seed=seed, options=options))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.step_uncopied(action)
+        if self._shape is not None and type(observation) is np.ndarray:
+            observation = observation.copy()
+        return observation, reward, terminated, truncated, info
+
+    def step_uncopied(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """As :meth:`step`, for a caller that copies the observation before the next call of anything here."""
         answer = self.env.step(action)
         try:
             observation, reward, terminated, truncated, info = answer
@@ -51,9 +58,7 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
             self._form.refuse_step(answer)
         # Most answers already have their form, which types tell faster than anything else.
         fits = type(observation) is np.ndarray and observation.dtype == self._dtype
-        if fits and observation.shape == self._shape:
-            observation = observation.copy()
-        else:
+        if not fits or observation.shape != self._shape:
             observation = self._form.observation(observation, "step")
         if type(reward) is not float:
             reward = float(self._form.reward(reward))

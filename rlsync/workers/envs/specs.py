@@ -16,12 +16,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.workers.envs.answers import CheckedEnv, CheckedVectorEnv
-from rlsync.workers.envs.vectors import AleEnvs, Envs, VectorEnvs
+from rlsync.workers.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
 
 if TYPE_CHECKING:  # at run time torchrl is imported only where its environments are made
     from torchrl.envs import EnvBase
@@ -43,20 +43,21 @@ class GymnasiumEnvs:
     #: Those of ale-py do so with ``options={"autoreset_mode": "SameStep"}``.
     vectorized: bool = False
 
-    def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
-        """These environments as one, which resets in the step that ends an episode.
+    def envs(self, num_envs: int) -> Envs:
+        """These environments, as they step together.
 
         Args:
             num_envs: their number.
 
         Raises:
-            ConfigError: the id has no vector environment, or it does not take the options.
+            ConfigError: the id has no vector environment, it does not take the options, or does not reset in
+                the step that ends an episode; or players cannot act in such spaces.
         """
         if self.vectorized:
-            return CheckedVectorEnv(self._own_vector(num_envs), self.id)
-        return SyncVectorEnv([self.make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+            return VectorEnvs(CheckedVectorEnv(self._own_vector(num_envs), self.id), self.id)
+        return ListedEnvs(self.make, num_envs, self.id)
 
-    def make(self) -> gymnasium.Env[Any, Any]:
+    def make(self) -> CheckedEnv:
         """One of these environments; its answers are read as :mod:`rlsync.workers.envs.answers` says."""
         options = {"disable_env_checker": True, **self.options}  # it looks at the first answers only
         wrappers = options.pop("wrappers", ())
@@ -94,8 +95,8 @@ class RenderedEnvs(GymnasiumEnvs):
     crop: tuple[int, ...] = ()
     frameskip: int = 1  # steps for each action; their rewards are added up, and the last one is drawn
 
-    def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
-        return SyncVectorEnv([self.make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    def envs(self, num_envs: int) -> Envs:
+        return ListedEnvs(self.make, num_envs, self.id)
 
     def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         draw_into_memory()
@@ -248,8 +249,6 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
     match spec:
         case AtariEnvs():
             envs: Envs = AleEnvs(spec.game, num_envs, spec.ale_options(), spec.life_loss_ends_episode)
-        case GymnasiumEnvs():
-            envs = VectorEnvs(spec.vector(num_envs), spec.id)
         case TorchRLEnvs():
             from rlsync.workers.envs.serial import SerialEnvs
 
