@@ -21,7 +21,7 @@ from rlsync.tensors.digest import digest
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
 from rlsync.workers.envs.observations import require_vector_or_picture
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.envs.vectors import VectorEnvs
+from rlsync.workers.envs.vectors import SpacedEnvs
 from rlsync.workers.worker import seed_all
 
 
@@ -104,7 +104,7 @@ class Takes:
         with making(config):
             envs = make_venv(config.spec(), 1)
         envs.close()
-        assert isinstance(envs, VectorEnvs), "gymnasium makes them"
+        assert isinstance(envs, SpacedEnvs), "gymnasium has spaces"
         observations, actions = envs.observations, envs.actions
         require_vector_or_picture(observations, config.id)
         if observations.are_pictures and not drawn:

@@ -597,12 +597,15 @@ def test_a_lag_of_0_is_lockstep(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fixed_lag_outlives_a_worker_and_says_that_the_run_is_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fault: signal.Signals, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = config(tmp_path / "run")
     given.collector.lag = 1
-    life = trained(IMPALA, given, faults({5: (1, signal.SIGKILL)}))
+    if fault is signal.SIGSTOP:
+        given.collector.silent_timeout_s = 10.0
+    life = trained(IMPALA, given, faults({5: (1, fault)}))
     assert {(rollout.worker, rollout.life) for rollout in life.rollouts} == {(0, 0), (1, 0), (1, 1)}
     order = [(rollout.number, rollout.worker) for rollout in life.rollouts]
     assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
