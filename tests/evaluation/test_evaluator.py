@@ -36,6 +36,7 @@ from tests.tools.processes import wait_until
 from tests.tools.programs import ENDS_WITHIN_S
 
 SOON_S = 0.5
+SILENT_S = 3.0  # longer than a loaded machine keeps a process waiting
 
 
 @pytest.fixture
@@ -103,7 +104,9 @@ ENDS = {
 @pytest.mark.processes
 @pytest.mark.each_value
 @pytest.mark.parametrize("judges", [False, True])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end", [pytest.param(end, marks=pytest.mark.thorough if end == "lingers" else ()) for end in ENDS]
+)
 def test_the_end_of_the_evaluator_ends_a_run_that_it_judges_and_is_noted_by_others(
     end: str,
     judges: bool,
@@ -114,8 +117,8 @@ def test_the_end_of_the_evaluator_ends_a_run_that_it_judges_and_is_noted_by_othe
 ) -> None:
     fault = end if end in ("late", "lingers", "leaves", "endless") else ""
     work = job(board, tmp_path, fault, patience=Patience(steps=200))
-    # Only these two give no sign of life for so long, one of them because it dies.
-    silent_timeout_s = SOON_S if end in ("stopped", "lingers") else 300.0
+    # Only these two give no sign of life for longer than that, one of them because it dies.
+    silent_timeout_s = {"stopped": SOON_S, "lingers": SILENT_S}.get(end, ENDS_WITHIN_S)
     evaluator = started(work, trainer, 1e9 if judges else None, silent_timeout_s=silent_timeout_s)
     (process,) = multiprocessing.active_children()
     assert process.pid is not None

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 
+LINGERS_S = 8.0
 ID = "tests.tools.parts.faulty_evaluations:Faulty-v0"
 
 
@@ -19,9 +20,9 @@ class Faulty(CartPoleEnv):
 
     Args:
         fault: ``made``, ``reset``, ``first``: it raises there. ``hangs``: so does its first step. ``late``:
-            its fifth step raises; ``lingers``: likewise, and the process ends two seconds later; ``leaves``:
-            that one ends the process as if all were well. ``endless``: no episode ends. ``infinite``: the
-            return of each episode is infinite.
+            its fifth step raises; ``lingers``: likewise, and the process ends some seconds later;
+            ``leaves``: that one ends the process as if all were well. ``endless``: no episode ends.
+            ``infinite``: the return of each episode is infinite.
     """
 
     def __init__(self, fault: str = "", **kwargs: Any) -> None:
@@ -42,7 +43,7 @@ class Faulty(CartPoleEnv):
         if self._steps == 5:
             self._raise_at("late")
             if self._fault == "lingers":
-                threading.Thread(target=time.sleep, args=(2.0,)).start()
+                threading.Thread(target=time.sleep, args=(LINGERS_S,)).start()
             self._raise_at("lingers")
             if self._fault == "leaves":
                 os._exit(0)
