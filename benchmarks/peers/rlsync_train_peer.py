@@ -80,9 +80,12 @@ def main() -> int:
         words = [sys.executable, "-m", "rlsync", "train", *overrides, f"run_dir={run_dir}"]
         run = subprocess.Popen(words, env={**os.environ, **caches})
         status = follow(run, Publishes(run_dir / RECEIPTS), options.seconds)
-        ended = json.loads((run_dir / ENDED).read_text())
-    print("@", json.dumps({"reached": int(ended["how"] == REACHED)}), flush=True)
-    return 0 if status == INTERRUPTED and options.seconds is not None else status
+        if status == INTERRUPTED and options.seconds is not None:
+            status = 0
+        if status == 0:  # else there may be no such file, and the run has said why
+            ended = json.loads((run_dir / ENDED).read_text())
+            print("@", json.dumps({"reached": int(ended["how"] == REACHED)}), flush=True)
+    return status
 
 
 def follow(run: subprocess.Popen[bytes], publishes: Publishes, seconds: float | None) -> int:
