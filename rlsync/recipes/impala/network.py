@@ -17,6 +17,7 @@ from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.player import Acted, Player, Record, State
 
+_NOTHING = nullcontext()
 _HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
 
 
@@ -175,14 +176,27 @@ class ImpalaNet(nn.Module):
         Raises:
             ConfigError: the network takes a last action or reward, and none is given.
         """
-        if state is None:
-            state = self.initial_state(observation.shape[0])
+        params, value, after = self.lean_step(observation, is_init, state, last_action, last_reward)
+        return Stepped(params, value, self.initial_state(observation.shape[0]) if after is None else after)
+
+    def lean_step(
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        state: Tensor | None,
+        last_action: Tensor | None,
+        last_reward: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As :meth:`step`; what is given for the state of a network without an LSTM comes back as it is."""
         features = self._features(observation)
-        with _no_autocast(features):
+        # A context that changes nothing takes as long as a layer of few units.
+        autocast = torch.is_autocast_enabled(features.device.type)
+        with _no_autocast(features) if autocast else _NOTHING:
             features = self._with_last(features, is_init, last_action, last_reward)
             if self.lstm is not None:
-                features, state = self.lstm.step(features, is_init, state)
-            return Stepped(self.policy(features), self.value(features).squeeze(-1), state)
+                before = self.initial_state(observation.shape[0]) if state is None else state
+                features, state = self.lstm.step(features, is_init, before)
+            return self.policy(features), self.value(features).squeeze(-1), state
 
     def forward(
         self,
@@ -233,13 +247,18 @@ class ImpalaNet(nn.Module):
     def _features_here(self, observation: Tensor) -> Tensor:
         if self.pixels is not None:
             observation = self.pixels(observation)
-        with torch.autocast(observation.device.type, torch.bfloat16) if self.in_bfloat16 else nullcontext():
-            features: Tensor = self.torso(observation.to(self.value.weight.dtype))
-        return features.to(self.value.weight.dtype)
+        dtype = self.value.weight.dtype
+        if observation.dtype != dtype:
+            observation = observation.to(dtype)
+        with torch.autocast(observation.device.type, torch.bfloat16) if self.in_bfloat16 else _NOTHING:
+            features: Tensor = self.torso(observation)
+        return features if features.dtype == dtype else features.to(dtype)
 
     def _with_last(
         self, features: Tensor, is_init: Tensor, last_action: Tensor | None, last_reward: Tensor | None
     ) -> Tensor:
+        if not (self.takes_last_action or self.takes_last_reward):
+            return features
         inputs, begins = [features], is_init.unsqueeze(-1)
         if self.takes_last_action:
             encoded = self.head.encode(_given(last_action, "action")).to(features.dtype)
@@ -247,7 +266,7 @@ class ImpalaNet(nn.Module):
         if self.takes_last_reward:
             clipped = _given(last_reward, "reward").to(features.dtype).clamp(-1.0, 1.0).unsqueeze(-1)
             inputs.append(clipped.masked_fill(begins, 0.0))
-        return torch.cat(inputs, -1) if len(inputs) > 1 else features
+        return torch.cat(inputs, -1)
 
 
 def _no_autocast(features: Tensor) -> torch.autocast:
@@ -326,16 +345,16 @@ class ImpalaPlayer(Player):
     ) -> Acted:
         network, head = self.network, self.network.head
         before, last_action = state.get(keys.RECURRENT_STATE), state.get(keys.LAST_ACTION)
-        seen = network.step(observation, is_init, before, last_action, reward)
+        params, value, seen = network.lean_step(observation, is_init, before, last_action, reward)
         if self._deterministic:
-            action = head.mode(seen.params)
-            log_prob = head.score(seen.params, action)[0]
+            action = head.mode(params)
+            log_prob = head.score(params, action)[0]
         else:
-            action, log_prob = head.act(seen.params, generator)
-        records = {
-            keys.BEHAVIOUR_LOG_PROB: log_prob,
-            keys.BEHAVIOUR_PARAMS: seen.params,
-            keys.VALUE: seen.value,
-        }
-        after = {keys.RECURRENT_STATE: seen.state, keys.LAST_ACTION: action}
-        return Acted(action, records, {name: after[name] for name in state})
+            action, log_prob = head.act(params, generator)
+        records = {keys.BEHAVIOUR_LOG_PROB: log_prob, keys.BEHAVIOUR_PARAMS: params, keys.VALUE: value}
+        after: State = {}
+        if seen is not None:
+            after[keys.RECURRENT_STATE] = seen
+        if last_action is not None:
+            after[keys.LAST_ACTION] = action
+        return Acted(action, records, after)
