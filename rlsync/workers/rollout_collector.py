@@ -27,6 +27,7 @@ from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import Transport
 from rlsync.transport.ring.reader import RingCounters, TakenRollout
+from rlsync.workers.envs.specs import check_resets
 from rlsync.workers.frames import Unrolls
 from rlsync.workers.intake import Form, Intake, RolloutId
 from rlsync.workers.player import in_dtype, without_memory
@@ -284,3 +285,4 @@ def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: 
         cure = "give two or more, or overlap=False"
         raise ConfigError(what, f"{where}(overlap=True, envs_per_worker={envs})", cure)
     check_choice("adoption mode", adopt, get_args(Adopt), f"{where}(adopt={adopt!r})")
+    check_resets(settings.env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from functools import partial
 
 import pytest
@@ -139,6 +140,37 @@ def test_a_vector_environment_that_does_not_take_the_options_is_refused_in_words
     with pytest.raises(ConfigError, match="cannot make the vector environment of 'CartPole-v1'") as refusal:
         make_venv(spec, 2)
     assert "leave vectorized=False" in refusal.value.cure
+
+
+@pytest.mark.parametrize(
+    ("env", "what", "cure"),
+    [
+        (
+            GymnasiumEnvs("CartPole-v1", {"autoreset_mode": "SameStep"}, vectorized=True),
+            "cannot make the vector environment of 'CartPole-v1'",
+            "leave vectorized=False",
+        ),
+        (
+            GymnasiumEnvs("CartPole-v1", vectorized=True),
+            "does not reset in the step that ends an episode",
+            "leave vectorized=False",
+        ),
+        (
+            GymnasiumEnvs("CartPole-v1", {"autoreset_mode": "SameStep"}),
+            "'CartPole-v1' takes no autoreset_mode",
+            "leave autoreset_mode out",
+        ),
+    ],
+)
+def test_environments_that_workers_could_not_reset_are_refused_before_a_worker_starts(
+    env: GymnasiumEnvs, what: str, cure: str
+) -> None:
+    net = ImpalaNet((4,), Categorical(2))
+    with pytest.raises(ConfigError, match=what) as refusal:
+        UnrollCollector(net, env, num_workers=1, steps=5, envs_per_worker=2)
+    assert refusal.value.cure.startswith(cure)
+    assert len(str(refusal.value).splitlines()) == 3
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.processes

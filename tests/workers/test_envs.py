@@ -27,7 +27,7 @@ from rlsync.recipes.impala import (
 from rlsync.recipes.impala.heads import head_for
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.envs.vectors import Envs
+from rlsync.workers.envs.vectors import Envs, StepArrays
 from rlsync.workers.players.uniform import UniformPlayer
 from tests.tools.parts.envs import CountingEnv
 
@@ -97,10 +97,34 @@ class Odd(Ladder):
         self.observation_space = Dict(a=Discrete(2))
 
 
+class Moody(Ladder):
+    """Each one that is made has other bounds than the one before."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Moody.made += 1
+        self.observation_space = Box(-Moody.made, Moody.made, (4,), np.float32)
+
+
+class Huge(Ladder):
+    """Observes and earns numbers that float32 cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Box(-np.inf, np.inf, (4,), np.float64)
+
+    def _observe(self) -> np.ndarray[Any, Any]:
+        return np.array([self.tag, self.episode, self.step_in_it, 1e300])
+
+
 LADDER = "rlsync-tests/Ladder-v0"
+MOODY = "rlsync-tests/Moody-v0"
+HUGE = "rlsync-tests/Huge-v0"
 SCREEN = "rlsync-tests/Screen-v0"
 ODD = "rlsync-tests/Odd-v0"
-for name, kind in ((LADDER, Ladder), (SCREEN, Screen), (ODD, Odd)):
+for name, kind in ((LADDER, Ladder), (SCREEN, Screen), (ODD, Odd), (MOODY, Moody), (HUGE, Huge)):
     gymnasium.register(name, kind, disable_env_checker=True, order_enforce=False)
 
 
@@ -169,6 +193,67 @@ def test_continuous_actions_reach_the_environment_within_its_bounds() -> None:
     assert envs.recv().observation[0, 3] == 0.25
     assert action.tolist() == [[3.0, -7.0]], "what was drawn is what the loss must see"
     envs.close()
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        DiscreteActions(3),
+        DiscreteActions(3, start=-5),
+        DiscreteActions(3, start=2, sent_as="int32"),
+        BoxActions(2),
+        BoxActions(2, sent_as="float64"),
+        BoxActions(2, (-1.0, 0.1), (1.0, np.inf)),
+        BoxActions(2, (-1.0, 0.1), (1.0, 0.3), "float64"),
+        BoxActions(2, (-1.0, 0.1), (1.0, 0.3), "float16"),
+    ],
+)
+def test_actions_are_translated_in_arrays_as_in_tensors(actions: DiscreteActions | BoxActions) -> None:
+    chosen = torch.arange(3)
+    if isinstance(actions, BoxActions):
+        chosen = torch.tensor([[0.0, 0.2], [3.0, -7.0], [np.nan, np.inf], [-0.3, 0.1]])
+    before, sent = chosen.clone(), actions.sent(chosen).numpy()
+    translated = actions.translation()(chosen.numpy())
+    assert translated.dtype == sent.dtype
+    assert np.array_equal(translated, sent, equal_nan=isinstance(actions, BoxActions))
+    assert torch.equal(chosen.nan_to_num(9), before.nan_to_num(9)), "what was drawn is what the loss must see"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GymnasiumEnvs(LADDER, {"horizon": 3}),
+        GymnasiumEnvs(LADDER, {"horizon": 3, "ends": "both"}),
+        GymnasiumEnvs(HUGE),
+        GymnasiumEnvs(SCREEN),
+        TorchRLEnvs(partial(CountingEnv, 3)),
+    ],
+)
+def test_what_environments_write_into_memory_is_what_they_answer(spec: EnvSpec) -> None:
+    answering, writing = make_venv(spec, 2), make_venv(spec, 2)
+    assert torch.equal(answering.reset(7), writing.reset(7))
+    shape, dtype = (2, *writing.observation_shape), writing.observation_dtype
+    for action in actions_of(answering, 7):
+        for envs in (answering, writing):
+            envs.send(action)
+        answer = answering.recv()
+        arrays = StepArrays(
+            observation=torch.full(shape, 99, dtype=dtype),
+            reward=np.full(2, np.nan),
+            terminated=np.full(2, fill_value=True),
+            truncated=np.full(2, fill_value=True),
+        )
+        finals, _ = writing.recv_into(arrays)
+        assert torch.equal(arrays.observation, answer.observation)
+        assert arrays.reward.tolist() == answer.reward.tolist()
+        assert arrays.terminated.tolist() == answer.terminated.tolist()
+        assert arrays.truncated.tolist() == answer.truncated.tolist()
+        assert [env for env, _ in finals] == [env for env, _ in answer.finals]
+        for (_, one), (_, other) in zip(finals, answer.finals, strict=True):
+            assert torch.equal(one, other)
+    answering.close()
+    writing.close()
 
 
 def test_actions_that_do_not_begin_at_zero_are_shifted() -> None:
@@ -326,6 +411,7 @@ def test_torchrl_environments_say_what_actions_they_take() -> None:
     ("spec", "what"),
     [
         (GymnasiumEnvs(ODD), "gives observations of Dict"),
+        (GymnasiumEnvs(MOODY), "that are made alike have different spaces"),
         (GymnasiumEnvs(LADDER, {"space": Tuple([Discrete(2)])}), "takes actions of Tuple"),
         (GymnasiumEnvs("CartPole-v1", vectorized=True), "does not reset in the step that ends an episode"),
         (AtariEnvs("Pong"), "has no game 'Pong'"),

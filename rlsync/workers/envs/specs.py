@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # at run time torchrl is imported only where its environments
     from torchrl.envs import EnvBase
 
 
+_AUTORESET = "autoreset_mode"
+
+
 @dataclass(frozen=True, slots=True)
 class GymnasiumEnvs:
     """Any gymnasium id, as ``gymnasium.make_vec`` makes it; ``"module:Id-v0"`` imports the module first.
@@ -39,8 +42,8 @@ class GymnasiumEnvs:
     id: str  #: the id
     options: Mapping[str, Any] = field(default_factory=dict)  #: keyword arguments for the environment
     #: True uses the id's own vector environment; False steps one environment after the other. A vector
-    #: environment that does not reset in the step that ends an episode is refused, like that of CartPole-v1.
-    #: Those of ale-py do so with ``options={"autoreset_mode": "SameStep"}``.
+    #: environment that does not reset in the step that ends an episode is refused. Those of ale-py do so with
+    #: ``options={"autoreset_mode": "SameStep"}``. Those that gymnasium ships do not, and take no such option.
     vectorized: bool = False
 
     def envs(self, num_envs: int) -> Envs:
@@ -67,7 +70,14 @@ class GymnasiumEnvs:
         return CheckedEnv(env, self.id)
 
     def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-        return gymnasium.make(self.id, **options)
+        try:
+            return gymnasium.make(self.id, **options)
+        except TypeError as error:
+            if f"'{_AUTORESET}'" not in str(error):
+                raise
+            what = f"{self.id!r} takes no {_AUTORESET}: each environment is reset when its episode ends"
+            cure = f"leave {_AUTORESET} out; it is an option of some vector environments (vectorized=True)"
+            raise ConfigError(what, f"GymnasiumEnvs(options={self.options})", cure) from error
 
     def _own_vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
         try:
@@ -258,6 +268,12 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
     if seed is not None:
         envs.reset(seed)
     return envs
+
+
+def check_resets(spec: EnvSpec) -> None:
+    """Make an environment whose resets depend on its options, and close it: ConfigError if no worker can."""
+    if isinstance(spec, GymnasiumEnvs) and (spec.vectorized or _AUTORESET in spec.options):
+        make_venv(spec, 1).close()
 
 
 def draw_into_memory() -> None:
