@@ -66,6 +66,7 @@ def least(values: Iterable[float | None]) -> float | None:
 #: The columns of the table; those of times have one more, which puts them beside the peer.
 FIGURES = ("process_s", "seconds", "cpu_s", "start_s", "frames", "updates")
 TIMES = ("process_s", "seconds", "cpu_s")
+COUNTS = ("frames", "updates")
 
 
 def whole_table(measured: Mapping[str, Sequence[Whole]], peer: str, pick: Pick = median) -> str:
@@ -84,7 +85,7 @@ def whole_table(measured: Mapping[str, Sequence[Whole]], peer: str, pick: Pick =
     other = _picked(measured.get(peer, ()), pick)
     for contender, runs in measured.items():
         own = _picked(runs, pick)
-        found = [shown(own[name], 1) for name in FIGURES]
+        found = [shown(own[name], 0 if name in COUNTS else 1) for name in FIGURES]
         compared = [beside(own[name], other[name]) for name in TIMES]
         reached = f"{sum(one.reached for one in runs)} of {len(runs)}"
         each = " ".join(shown(one.seconds, 1) for one in runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import csv
 import json
@@ -17,6 +18,9 @@ from typing import Any
 import gymnasium
 import pytest
 
+from rlsync.cli.compose import command_line
+from rlsync.cli.job import jobs_of
+from rlsync.recipes.checks import check
 from tests.tools.parts.namespaces import in_a_session
 from tests.tools.programs import ENDS_WITHIN_S, fresh_python
 
@@ -253,6 +257,27 @@ def test_whole_runs_are_measured_from_their_first_frame_and_from_the_start_of_th
     assert (run["frames"], run["updates"], run["reached"]) == (20_480, 640, 0)
     assert run["process_s"] > run["seconds"] > 0
     assert run["start_s"] > 0.5, "imports alone take longer"
+
+
+def test_rlsync_train_takes_all_overrides_of_the_benchmark_beside_its_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    off_policy = import_module("off_policy")
+    options = argparse.Namespace(prefill=100, seconds=1.0)
+    given = {
+        f"{table} {name}": words(options)
+        for table, made in off_policy.TABLES.items()
+        for name, words in made.contenders.items()
+        if name.startswith("rlsync")
+    }
+    assert len(given) > 20
+    for words in given.values():
+        assert words[:2] == [*off_policy.RLSYNC_TRAIN]
+        overrides = [word.replace(off_policy.SEED, "1") for word in words[2:] if "=" in word]
+        (job,) = jobs_of(command_line.read(overrides))
+        check(job.config)
+        assert job.config.seed == 1
 
 
 def test_of_a_whole_run_counts_what_passes_beside_evaluations_and_of_equal_runs_the_least(
