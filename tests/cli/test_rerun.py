@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rlsync.cli.main import main
 from rlsync.cli.status import ended
 from rlsync.core.errors import ConfigError
-from rlsync.core.schedule import EVERYBODY, ScheduleWriter, lives_in
+from rlsync.core.schedule import ScheduleWriter, lives_in
 from rlsync.recipes.dqn import RECIPE as DQN
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.settings import ImpalaConfig
@@ -64,7 +64,7 @@ def impala(**recipe: object) -> Config:
     options = {"total_frames": 80, "unroll_length": 5, "batch_size": 2, **recipe}
     return Config(
         env=EnvConfig(id="CartPole-v1", num_envs=2),
-        collector=CollectorConfig("async", frames_per_batch=10),
+        collector=CollectorConfig(frames_per_batch=10, lag=None),
         recipe=ImpalaConfig(**options),
     )
 
@@ -195,20 +195,6 @@ def test_a_frame_that_the_schedule_does_not_have_is_refused(tmp_path: Path, caps
     assert len(rest) == 2
 
 
-@pytest.mark.parametrize(
-    ("place", "told"), [((2, 0, 0, 0), "--worker cannot be 2"), ((0, 0, 0, 2), "--env cannot be 2")]
-)
-def test_a_frame_of_all_workers_is_looked_for_in_one_of_them(tmp_path: Path, place, told) -> None:
-    given = Config(env=EnvConfig(num_envs=2), collector=CollectorConfig("sync", 2, frames_per_batch=16))
-    writer = ScheduleWriter(tmp_path / SCHEDULE, schedule_facts(given))
-    writer.rollout(EVERYBODY, 0, 0, 1)
-    writer.close()
-    (life,) = lives_in(tmp_path / SCHEDULE)
-    assert frame_of(life, given, None, (1, 0, 3, 1)).env == 3
-    with pytest.raises(ConfigError, match=told):
-        frame_of(life, given, None, place)
-
-
 def test_a_batch_that_a_killed_run_has_not_completed_has_no_frames(tmp_path: Path) -> None:
     given = impala()  # whose record has two rollouts of ten frames
     (life, _), *_ = lives_to_repeat(recorded(tmp_path / "run", given), lambda _: given).values()
@@ -232,7 +218,7 @@ def test_a_frame_is_told_and_compared_with_the_row_that_the_run_keeps(
     given = Config(
         run_dir=str(tmp_path / "run"),
         env=EnvConfig(SHIFTED),
-        collector=CollectorConfig("in_process", num_workers=1, frames_per_batch=16),
+        collector=CollectorConfig(num_workers=0, frames_per_batch=16),
         sync=SyncConfig(digest_every=1, map=MAP_OF_DQN),
         recipe=DQNConfig(
             total_frames=96, hidden=[8], batch_size=16, pace=PaceConfig(0.5, prefill=32), target_return=None,

@@ -32,7 +32,7 @@ from rlsync.cli.resume import load
 from rlsync.cli.status import handle_in
 from rlsync.cli.train import leave_address
 from rlsync.core.errors import ConfigError, WorkerLost
-from rlsync.core.schedule import EVERYBODY, Comparison, Life, Published, compared, lives_in
+from rlsync.core.schedule import Comparison, Life, Published, compared, lives_in
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala.recipe import RECIPE as IMPALA
 from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
@@ -80,7 +80,7 @@ def config(folder: Path, env: str = "CartPole-v1", **recipe: Any) -> Config:
     return Config(
         run_dir=str(folder),
         env=EnvConfig(id=env, num_envs=2),
-        collector=CollectorConfig("async", frames_per_batch=FRAMES_PER_BATCH, silent_timeout_s=60.0),
+        collector=CollectorConfig(frames_per_batch=FRAMES_PER_BATCH, lag=None, silent_timeout_s=60.0),
         sync=SyncConfig(digest_every=1),
         checkpoint_every_frames=15 * FRAMES_PER_BATCH,
         recipe=ImpalaConfig(target_return=None, **options),
@@ -218,7 +218,7 @@ def test_what_the_ring_dropped_is_made_again_and_not_learned_from(tmp_path: Path
 def small_ppo(folder: Path) -> Config:
     return Config(
         run_dir=str(folder),
-        collector=CollectorConfig("async", frames_per_batch=64),
+        collector=CollectorConfig(frames_per_batch=64, lag=None),
         checkpoint_every_frames=10**9,  # which would wait for a stopped worker
         sync=SyncConfig(digest_every=1),
         recipe=PPOConfig(
@@ -230,7 +230,7 @@ def small_ppo(folder: Path) -> Config:
 def small_dqn(folder: Path) -> Config:
     return Config(
         run_dir=str(folder),
-        collector=CollectorConfig("async", frames_per_batch=16),
+        collector=CollectorConfig(frames_per_batch=16, lag=None),
         checkpoint_every_frames=10**9,  # which would wait for a stopped worker
         sync=SyncConfig(
             digest_every=1,
@@ -250,7 +250,7 @@ def small_dqn(folder: Path) -> Config:
 @pytest.mark.parametrize(
     ("recipe", "given"), [(ppo.RECIPE, small_ppo), (dqn.RECIPE, small_dqn)], ids=["ppo", "dqn"]
 )
-def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, given) -> None:
+def test_a_free_run_of_transitions_is_made_again(tmp_path: Path, recipe, given) -> None:
     stops = faults({2: (0, signal.SIGSTOP), 6: (0, signal.SIGCONT)})
     life = trained(recipe, given(tmp_path / "run"), stops)
     assert {rollout.worker for rollout in life.rollouts} == {0, 1}
@@ -261,14 +261,14 @@ def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, g
 
 def in_one_process(folder: Path) -> Config:
     given = small_ppo(folder)
-    given.collector = CollectorConfig("in_process", num_workers=1, frames_per_batch=64)
+    given.collector = CollectorConfig(num_workers=0, frames_per_batch=64)
     given.recipe.total_frames = 64 * 5
     return given
 
 
 def in_step(folder: Path) -> Config:
     given = small_dqn(folder)
-    given.collector, given.env.num_envs = CollectorConfig("sync", num_workers=2, frames_per_batch=16), 2
+    given.collector, given.env.num_envs = CollectorConfig(frames_per_batch=16, lag=0), 2
     given.recipe.total_frames = 16 * 10
     return given
 
@@ -290,22 +290,17 @@ def laser(folder: Path) -> Config:
 def test_a_frame_is_made_again_as_the_learner_took_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe, given, place
 ) -> None:
-    """In a rollout of a ring time comes first, in a batch of TorchRL's after workers and environments."""
+    """In a slot time comes first and a choice is a number; in transitions time comes last, and it is one-hot."""
     made: dict[tuple[int, int], Any] = {}
-    taken, arrived = RecordSchedule._taken, RecordSchedule._arrived
+    taken = RecordSchedule._taken
 
     def keep_rollout(hook: RecordSchedule, rollout: Any, dropped: bool) -> None:
         views = {name: view.clone() for name, view in rollout.views.items()}
         made[rollout.writer, rollout.number] = TensorDict(views)
         taken(hook, rollout, dropped)
 
-    def keep_batch(hook: RecordSchedule, worker: int, frames: Any) -> None:
-        made[worker, len(made)] = frames.clone()
-        arrived(hook, worker, frames)
-
     with monkeypatch.context() as patch:
         patch.setattr(RecordSchedule, "_taken", keep_rollout)
-        patch.setattr(RecordSchedule, "_arrived", keep_batch)
         life = trained(recipe, given(tmp_path / "run"))
     worker, rollout, step, env = place
     if recipe is IMPALA:  # of 24 rollouts, one of its two free workers has made as many
@@ -320,10 +315,11 @@ def test_a_frame_is_made_again_as_the_learner_took_it(
         seen = watch_frame(trainer, frame)
 
     assert again(recipe, given(tmp_path / "run"), begun=look).equal > 1
-    theirs = made[worker if recipe is IMPALA else EVERYBODY, rollout]
-    at = {laser: (step, env), in_step: (worker, env, step), in_one_process: (step,)}[given]
+    theirs = made[worker, rollout]
+    if recipe is not IMPALA:
+        seen["action"] = seen["action"].argmax()
     for name, value in seen.items():
-        assert torch.equal(value, theirs[name][at]), name
+        assert torch.equal(value, theirs[name][step, env]), name
     assert {"policy_version", "observation", "action"} <= {*seen}
     assert any(name.endswith("log_prob") for name in seen) == (recipe is not dqn.RECIPE)
 
@@ -335,7 +331,7 @@ def test_the_way_of_updates_is_recorded_and_told_where_runs_differ(tmp_path: Pat
             trainer.register_op("post_loss", lambda sub_batch: sub_batch)
 
     given = small_dqn(tmp_path / "run")
-    given.collector = CollectorConfig("in_process", num_workers=1, frames_per_batch=16)
+    given.collector = CollectorConfig(num_workers=0, frames_per_batch=16)
     life = trained(dqn.RECIPE, given, hang_on)
     assert all(life.digests.values()), "those of leaves that policy and learner share, too"
     ways = [(note["way"], note["update"]) for note in life.notes if note["event"] == "updates"]

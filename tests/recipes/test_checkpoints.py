@@ -353,7 +353,7 @@ def test_a_run_that_says_nothing_of_checkpoints_writes_them_half_a_minute_apart(
     monkeypatch.setattr(recipe_trainer, "CHECKPOINT_REST_S", rest_s)
     config = Config(
         recipe=PPOConfig(total_frames=80, target_return=None),
-        collector=CollectorConfig("in_process", num_workers=1, frames_per_batch=16),
+        collector=CollectorConfig(num_workers=0, frames_per_batch=16),
         checkpoint_every_frames=every,
         run_dir=str(tmp_path),
     )

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes import place, ppo
-from rlsync.recipes.checks import check, errors, stock_device_errors
+from rlsync.recipes import ppo
+from rlsync.recipes.checks import check, errors
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from rlsync.recipes.impala.settings import ImpalaConfig
@@ -18,7 +18,6 @@ from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config, DeviceConfig, PPOConfig
 from rlsync.recipes.td3 import TD3Config
 from rlsync.recipes.trainer import RandomState
-from rlsync.torchrl_plugin.compat.collectors import takes_policies_on
 from rlsync.workers.devices import CPU, device_named, device_of_each
 from tests.recipes.test_recipes import small_ppo
 from tests.tools.processes import child_pids
@@ -90,13 +89,7 @@ def test_an_entry_of_the_list_is_named_by_its_number() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", ["cpu", "cpu"], torch.device("cpu")])
 def test_cpus_are_cpus_however_they_are_written(device: Any) -> None:
     config = config_with("collector.device", device)
-    devices = Run(check(config)).worker_devices
-    assert devices == (CPU, CPU)
-    assert place._devices(devices) == {
-        "policy_device": [None, None],
-        "env_device": [None, None],
-        "storing_device": [None, None],
-    }, "what a run on the CPU has always given to TorchRL"
+    assert Run(check(config)).worker_devices == (CPU, CPU)
 
 
 def test_the_defaults_are_cpus_for_everything() -> None:
@@ -117,25 +110,23 @@ def test_all_wrong_devices_are_told_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("recipe", [PPOConfig(), DQNConfig(), SACConfig(), TD3Config()])
-def test_a_device_that_torchrls_collectors_do_not_know_is_refused_where_they_collect(
-    recipe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # No accelerator is at hand: torch is told of an XPU, which TorchRL 0.14.1 does not know.
+@pytest.mark.parametrize("recipe", [PPOConfig(), DQNConfig(), SACConfig(), TD3Config(), ImpalaConfig()])
+def test_workers_act_on_any_device_that_torch_knows(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No accelerator is at hand: torch is told of an XPU, of which TorchRL 0.14.1 knows nothing.
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
     config = config_with("collector.device", ["cpu", "xpu"])
     config.recipe = recipe
-    (error,) = errors(config)
-    assert error.what == "TorchRL's collectors cannot act on 'xpu:0'"
-    config.recipe, config.collector.kind = ImpalaConfig(), "async"
     config.collector.frames_per_batch = 160
-    assert list(errors(config)) == [], "its own workers know any device"
+    assert list(errors(config)) == []
 
 
-def test_torchrl_is_asked_only_about_devices_that_are_there() -> None:
-    assert takes_policies_on(CPU)
-    assert takes_policies_on(torch.device("cuda", 0))
-    assert list(stock_device_errors(config_with("collector.device", "gpu"))) == []
+def test_without_a_worker_process_there_is_one_device() -> None:
+    config = config_with("collector.device", ["cpu"])
+    config.collector.num_workers = 0
+    (error,) = errors(config)
+    assert error.what == "a list of devices has one for each worker, and there is no worker process"
+    config.collector.device = "cpu"
+    assert Run(check(config)).worker_devices == (CPU,)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def small(total_frames: int = 40 * FRAMES_PER_BATCH, run_dir: Path | None = None
     return Config(
         run_dir=None if run_dir is None else str(run_dir),
         env=EnvConfig(num_envs=2),
-        collector=CollectorConfig("async", frames_per_batch=FRAMES_PER_BATCH, silent_timeout_s=60.0),
+        collector=CollectorConfig(frames_per_batch=FRAMES_PER_BATCH, lag=None, silent_timeout_s=60.0),
         recipe=ImpalaConfig(
             **{"total_frames": total_frames, "target_return": None, "unroll_length": 5, "batch_size": 4}
             | recipe
@@ -105,7 +105,7 @@ def test_cartpole_reaches_450(tmp_path: Path) -> None:
     config = Config(
         seed=0,
         env=EnvConfig(num_envs=8),
-        collector=CollectorConfig("async", frames_per_batch=160),
+        collector=CollectorConfig(frames_per_batch=160, lag=None),
         recipe=ImpalaConfig(target_return=450.0),
     )
     assert part(trained(config), EpisodeReturns).reached

@@ -2,66 +2,84 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from tensordict.nn import TensorDictSequential
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import dqn
 from rlsync.recipes.checks import check
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.place import EXPONENT
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.recipes.settings import CollectorConfig
-from rlsync.recipes.spaces import DISCRETE, make_env
+from rlsync.recipes.spaces import DISCRETE
 from rlsync.workers.players.q import EpsilonLadder
 from tests.recipes.test_off_policy import built, small
-from tests.recipes.test_recipes import trained
+from tests.recipes.test_recipes import hook_of, trained
 
 #: Worker 0 takes random actions only, and worker 1 hardly any: 0.9 ** 100 is 0.00003.
 STEEP = {"epsilon_start": 0.9, "ladder_base": 0.9, "ladder_alpha": 99.0}
 
 
-def test_the_module_explores_at_the_power_that_each_environment_says() -> None:
+def test_each_worker_explores_at_its_own_power_of_the_published_rate() -> None:
     config = small("dqn", epsilon_start=0.5, ladder_alpha=7.0)
-    actor, greedy = dqn.make_policy(DQNConfig.of(config), DISCRETE.probe(config.env))
-    exponents = torch.tensor([1.0, 4.5, 8.0]).repeat_interleave(4000)
-    values = torch.tensor([[1.0, 0.0]]).expand(12_000, 2)
-    torch.manual_seed(0)
-    said = TensorDict({"action": values.clone(), EXPONENT: exponents[:, None]}, [12_000])
-    with set_exploration_type(ExplorationType.RANDOM):
-        other = greedy(said)["action"][:, 1].float().reshape(3, 4000).mean(1)
-    ladder = EpsilonLadder(0.5, 7.0)
-    meant = torch.tensor([ladder.of(worker, 3) / 2 for worker in range(3)])
-    torch.testing.assert_close(other, meant, rtol=0, atol=0.03)
-    seen = TensorDict({"observation": torch.zeros(3, 4)}, [3])
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
-        assert torch.equal(greedy(actor(seen))["action"], actor(seen)["action"]), "evaluations have no rung"
+    spaces = DISCRETE.probe(config.env)
+    actor, greedy = dqn.make_policy(DQNConfig.of(config), spaces)
+    policy, ladder, count = TensorDictSequential(actor, greedy), EpsilonLadder(alpha=7.0), 4000
+    network = actor[0].module
+    explores = dqn.player_of(policy, network, spaces, ladder=ladder, rate=greedy)
+    evaluates = dqn.player_of(policy, network, spaces)
+    seen, begins, generator = torch.randn(count, 4), torch.ones(count, dtype=torch.bool), torch.Generator()
+    rates = []
+    with torch.inference_mode():
+        likeliest = network(seen).argmax(-1)
+        for worker in range(3):
+            state = explores.begin(count, generator, worker, 3)
+            action = explores.act(seen, begins, torch.zeros(count), state, generator).action
+            rates.append(float((action != likeliest).float().mean()))
+        assert torch.equal(evaluates.act(seen, begins, torch.zeros(count), {}, generator).action, likeliest)
+    meant = [EpsilonLadder(0.5, 7.0).of(worker, 3) / 2 for worker in range(3)]
+    assert rates == pytest.approx(meant, abs=0.03), "half of the random actions are the likeliest one"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("kind", "num_envs"), [("sync", 1), ("sync", 2), ("async", 2)])
+@pytest.mark.parametrize(("lag", "num_envs"), [(0, 1), (1, 2), (None, 2)])
 @pytest.mark.usefixtures("fork_workers")
-def test_each_worker_explores_at_its_own_rate_in_all_of_its_environments(kind: str, num_envs: int) -> None:
-    config = small("dqn", kind=kind, num_envs=num_envs, pace=PaceConfig(ratio=0.25, prefill=0), **STEEP)
-    batches: list[TensorDict] = []
-    trained(built(config), lambda batch: batches.append(batch.reshape(-1)))
-    frames = torch.cat(batches)
-    greedy = frames["action_value"].argmax(-1) == frames["action"].to(torch.int64).argmax(-1)
-    exponents = frames[EXPONENT].squeeze(-1)
-    steps = {exponent: greedy[exponents == exponent] for exponent in sorted(set(exponents.tolist()))}
-    # An asynchronous run of a few batches may have had them all from one worker.
-    assert list(steps) == [1.0, 100.0] or (kind == "async" and steps.keys() < {1.0, 100.0})
-    if 100.0 in steps:
-        assert bool(steps[100.0].all())
-    if 1.0 in steps:
-        most = steps[1.0].float().mean()
-        assert 0.3 < most < 0.8, "0.55 of the actions, since half of the random ones are greedy by chance"
-    assert (frames["next", EXPONENT].squeeze(-1) == exponents).all()
+def test_each_worker_explores_at_its_own_rate_in_all_of_its_environments(
+    lag: int | None, num_envs: int
+) -> None:
+    pace = PaceConfig(ratio=0.25, prefill=0)
+    trainer = built(small("dqn", lag=lag, num_envs=num_envs, pace=pace, **STEEP))
+    hook, source = hook_of(trainer), trainer.loss_module.value_network
+    published: dict[int, torch.nn.Module] = {}
+    steps: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+
+    def keep() -> None:
+        published[hook.version] = copy.deepcopy(source)
+
+    def look(batch: TensorDict) -> None:
+        for worker, frames in zip(trainer.collector.last_workers, batch.split(num_envs), strict=True):
+            (version,) = set(frames["policy_version"].flatten().tolist())
+            likeliest = published[version](TensorDict({"observation": frames["observation"]}))["action"]
+            steps[worker].append((likeliest.argmax(-1) == frames["action"].argmax(-1)).flatten())
+
+    trainer.register_op("setup", keep)
+    trainer.register_op("post_steps", keep)
+    trained(trainer, look)
+    # A run of a few batches whose workers wait for nobody may have had them all from one worker.
+    for worker, found in steps.items():
+        greedy = torch.cat(found) if found else None
+        assert greedy is not None or lag is None
+        if worker == 1 and greedy is not None:
+            assert bool(greedy.all())
+        if worker == 0 and greedy is not None:
+            most = greedy.float().mean()
+            assert 0.3 < most < 0.8, "0.55 of the actions, since half of the random ones are greedy by chance"
 
 
 @pytest.mark.thorough
@@ -91,11 +109,8 @@ def test_a_ladder_of_zeros_or_one_that_rises_is_refused(rates: dict[str, float])
     assert refused.value.where == "recipe.ladder_base"
 
 
-def test_a_single_worker_is_refused_and_no_ladder_adds_nothing_to_an_observation() -> None:
+def test_a_single_worker_is_refused() -> None:
     config = small("dqn", ladder_alpha=7.0)
     config.collector = CollectorConfig(num_workers=1, frames_per_batch=64)
     with pytest.raises(ConfigError, match="one worker makes no ladder"):
         check(config)
-    env = make_env(config.env)
-    assert EXPONENT not in list(env.observation_spec.keys())
-    env.close()

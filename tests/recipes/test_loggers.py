@@ -148,7 +148,7 @@ def test_nothing_that_was_logged_stays_in_memory_or_goes_into_a_checkpoint(kind:
     def logger_bytes(batches: int) -> int:
         folder = tmp_path / str(batches)
         config = small_ppo(run_dir=str(folder), logger=LoggerConfig(kind=kind), workers=1, batch=32)
-        config.collector.kind = "in_process"
+        config.collector.num_workers = 0
         config.recipe.total_frames = 32 * batches
         trainer = ppo.RECIPE.build(config)
         trained(trainer)

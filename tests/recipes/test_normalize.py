@@ -30,13 +30,12 @@ from tests.recipes.test_recipes import hook_of, trained
 from tests.tools.parts import wait_until
 
 BOTH = NormalizeConfig(observations=True, rewards=True)
-#: The part of each loss that the workers act with, and what it writes besides the action.
+#: The part of each loss that the workers act with.
 SOURCE: dict[str, Callable[[LossModule], torch.nn.Module]] = {
     "dqn": lambda loss: loss.value_network,
     "sac": lambda loss: loss.actor_network,
     "td3": lambda loss: loss.actor_network,
 }
-SAYS = {"dqn": "action_value", "sac": "loc", "td3": "param"}
 
 
 def normalize_of(trainer: Trainer) -> Normalize:
@@ -69,9 +68,7 @@ def test_moments_are_those_of_all_rows_however_they_were_split() -> None:
 def test_every_network_of_the_learner_has_the_statistics_of_all_collected_frames(name: str) -> None:
     trainer = built(small(name, normalize=BOTH))
     seen: list[torch.Tensor] = []
-    trained(
-        trainer, lambda batch: seen.append(batch["observation"].reshape(-1, batch["observation"].shape[-1]))
-    )
+    trained(trainer, lambda batch: seen.append(batch["observation"].flatten(0, 1).clone()))
     rows = torch.cat(seen).double()
     held = statistics_in(trainer.loss_module)
     networks = {"dqn": 2, "sac": 3, "td3": 4}[name]  # actors, critics, and the targets of both
@@ -82,29 +79,43 @@ def test_every_network_of_the_learner_has_the_statistics_of_all_collected_frames
     assert normalize_of(trainer).observations.count == 256
 
 
-@pytest.mark.parametrize(("name", "kind"), [("dqn", "sync"), ("sac", "async"), ("td3", "sync")])
+#: With these, workers do what the networks say.
+WITHOUT_NOISE = {"dqn": {"epsilon_start": 0.0, "epsilon_end": 0.0}, "td3": {"exploration_noise": 0.0}}
+
+
+@pytest.mark.parametrize(("name", "lag"), [("dqn", 0), ("dqn", None), ("td3", 1)])
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
-def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(name: str, kind: str) -> None:
-    trainer = built(small(name, kind=kind, batch=32, normalize=BOTH, pace=PaceConfig(ratio=0.1, prefill=32)))
+def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(
+    name: str, lag: int | None
+) -> None:
+    pace = PaceConfig(ratio=0.1, prefill=32)
+    trainer = built(small(name, lag=lag, batch=32, normalize=BOTH, pace=pace, **WITHOUT_NOISE[name]))
     hook, source = hook_of(trainer), SOURCE[name](trainer.loss_module)
     published: dict[int, torch.nn.Module] = {}
-    keep = lambda: published.update({hook.version: copy.deepcopy(source)})  # noqa: E731
+    random: set[int] = set()  # the versions with which actions are random
+
+    def keep() -> None:
+        published[hook.version] = copy.deepcopy(source)
+        if trainer.collector.prefill.random:
+            random.add(hook.version)
+
     trainer.register_op("setup", keep)
     trainer.register_op("post_steps", keep)
     batches: list[TensorDict] = []
     trained(trainer, lambda batch: batches.append(batch.clone()))
     frames = torch.cat([batch.reshape(-1) for batch in batches])
-    acted = frames[frames[SAYS[name]].abs().sum(-1) > 0]  # the policy says nothing in random frames
+    stamps = frames["policy_version"]
+    (first,) = random
     others = 0
-    for frame in acted.unbind(0):
-        version = int(frame["policy_version"])
-        for of, module in published.items():
-            said = module(TensorDict({"observation": frame["observation"][None]}, [1]))[SAYS[name]][0]
-            if of == version:
-                torch.testing.assert_close(said, frame[SAYS[name]], rtol=1e-4, atol=1e-5)
-            else:
-                others += not torch.allclose(said, frame[SAYS[name]], rtol=1e-4, atol=1e-5)
+    for of, module in published.items():
+        with torch.no_grad():
+            said = module(TensorDict({"observation": frames["observation"]}, frames.shape))["action"]
+        equal = torch.isclose(said.float(), frames["action"].float(), rtol=1e-4, atol=1e-5).all(-1)
+        acted = stamps > first
+        assert bool(equal[acted & (stamps == of)].all())
+        others += int((~equal[acted & (stamps != of)]).sum())
+    assert len(set(stamps.tolist())) > 2
     assert others, "another version says something else, so the comparison can fail"
 
 
@@ -120,7 +131,7 @@ def test_rewards_are_learned_from_in_units_of_their_root_mean_square() -> None:
         drawn.append((float(batch["next", "reward"].abs().max()), largest / scale))
 
     trainer.register_op("process_optim_batch", look)
-    trained(trainer, lambda batch: collected.append(batch["next", "reward"].reshape(-1)))
+    trained(trainer, lambda batch: collected.append(batch["next", "reward"].flatten().clone()))
     assert drawn
     assert all(size <= most * 1.001 for size, most in drawn)
     assert max(size for size, _ in drawn) > 1.0

@@ -1,4 +1,4 @@
-"""The environments of recipes on TorchRL's collectors: one or several in a worker make gymnasium's frames."""
+"""The environments of recipes: one or several in a worker make gymnasium's frames."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import torch
 from tensordict import TensorDict
 
 from rlsync.recipes.env_settings import EnvConfig, RenderedConfig
-from rlsync.recipes.spaces import make_env
+from rlsync.recipes.spaces import ANY
+from rlsync.workers.collector import UnrollCollector
+from rlsync.workers.players.uniform import UniformPlayer
 
 SEED, STEPS = 5, 60
 
 
 def rollout(config: EnvConfig) -> TensorDict:
     """Frames ``[num_envs, STEPS]`` of random actions, over the ends of episodes."""
-    torch.manual_seed(SEED)
-    env = make_env(config)
+    spaces = ANY.probe(config)
+    player = UniformPlayer(spaces.player_actions(), spaces.observation_shape, spaces.observation_dtype)
+    settings = {"steps": STEPS, "envs_per_worker": config.num_envs, "num_workers": 0, "seed": SEED}
+    collector = UnrollCollector(player, config.spec(), transitions=True, **settings)
     try:
-        env.set_seed(SEED)
-        frames = env.rollout(STEPS, break_when_any_done=False)
+        return next(iter(collector)).clone()
     finally:
-        env.close(raise_if_closed=False)
-    return frames if frames.ndim == 2 else frames.unsqueeze(0)
+        collector.shutdown()
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_each_environment_of_a_worker_makes_the_frames_of_one_that_gymnasium_made(num_envs: int) -> None:
     batch = rollout(EnvConfig("CartPole-v1", num_envs, {"max_episode_steps": 15}))
+    assert batch.batch_size == (num_envs, STEPS)
     assert batch["next", "truncated"].any()
     assert batch["next", "terminated"].any()
     for frames in batch:
@@ -35,17 +38,22 @@ def test_each_environment_of_a_worker_makes_the_frames_of_one_that_gymnasium_mad
         assert frames["next", "done"].sum() >= 3
         length = 0
         for frame in frames:
+            assert bool(frame["is_init"]) == (length == 0)
             if length == 0:  # a first observation is drawn; what follows from it is not
                 alone.reset()
                 alone.unwrapped.state = frame["observation"].double().numpy()
             observation, reward, terminated, truncated, _ = alone.step(int(frame["action"].argmax()))
             length += 1
-            torch.testing.assert_close(frame["next", "observation"], torch.as_tensor(observation))
+            ended = terminated or truncated
+            if truncated or not terminated:  # after a terminated step it is that of the next episode
+                torch.testing.assert_close(frame["next", "observation"], torch.as_tensor(observation))
             assert float(frame["next", "reward"]) == reward
             assert bool(frame["next", "terminated"]) == terminated
             assert bool(frame["next", "truncated"]) == truncated
-            assert float(frame["next", "reward_sum"]) == length
-            length = 0 if terminated or truncated else length
+            assert bool(frame["next", "done"]) == ended
+            assert int(frame["collector", "episode_length"]) == length * ended
+            assert float(frame["collector", "episode_return"]) == length * ended
+            length = 0 if ended else length
 
 
 @pytest.mark.seconds
@@ -61,10 +69,13 @@ def test_each_environment_of_a_worker_makes_the_frames_of_one_that_gymnasium_mad
 )
 def test_a_frame_begins_where_the_one_before_it_ended_or_with_a_new_episode(config: EnvConfig) -> None:
     frames = rollout(config)
-    ends = frames["next", "done"][:, :-1, 0]
+    ends, begins = frames["next", "done"][:, :-1, 0], frames["is_init"][:, 1:, 0]
     assert ends.any()
+    assert torch.equal(begins, ends)
     goes_on = (frames["next", "observation"][:, :-1] == frames["observation"][:, 1:]).flatten(2).all(-1)
-    assert torch.equal(goes_on, ~ends)
+    limited = frames["next", "truncated"][:, :-1, 0]
+    # Of a terminated step nothing follows: what stands there is what comes after it in the memory.
+    assert torch.equal(goes_on, ~limited)
 
 
 @pytest.mark.parametrize("num_envs", [2, 3])

@@ -95,7 +95,8 @@ def trained(trainer: Trainer, look: Callable[[TensorDict], None] | None = None) 
         ("recipe", "lr", 0.0, "give a finite number > 0"),
         ("recipe", "gamma", 1.5, "give a number >= 0 and <= 1"),
         ("recipe", "entropy_coeff", -0.1, "give a number >= 0"),
-        ("collector", "num_workers", 0, "give a number > 0 and <= 1000"),
+        ("collector", "num_workers", -1, "give a number >= 0 and <= 1000"),
+        ("collector", "lag", -1, "give a number >= 0, or null"),
         ("collector", "adopt", "alais", "did you mean 'alias'? give one of alias, copy"),
         ("logger", "kind", "cvs", "did you mean 'csv'? give one of csv, tensorboard, wandb, none"),
     ],
@@ -181,8 +182,9 @@ def test_a_bad_sync_map_leaves_no_worker_behind() -> None:
 
 
 def episode(*, ends: list[bool], sums: list[float]) -> TensorDict:
-    column = {"done": torch.tensor(ends)[:, None], "reward_sum": torch.tensor(sums)[:, None]}
-    return TensorDict({"next": TensorDict(column, [len(ends)])}, [len(ends)])
+    """Steps, of which some end an episode, with its return."""
+    told = {"episode_return": torch.tensor(sums), "episode_length": torch.tensor(ends).long()}
+    return TensorDict({"collector": TensorDict(told, [len(ends)])}, [len(ends)])
 
 
 class Stoppable:
@@ -241,11 +243,11 @@ def test_the_newest_returns_survive_a_checkpoint() -> None:
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 @pytest.mark.one_case
-def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_version(
+def test_ppo_publishes_once_a_batch_and_in_lockstep_every_frame_is_made_by_the_newest_version(
     adopt: str,
 ) -> None:
     config = small_ppo(batch=32)
-    config.collector.adopt = adopt
+    config.collector.adopt, config.collector.lag = adopt, 0
     seen: list[set[int]] = []
     trainer = ppo.RECIPE.build(config)
     hook = hook_of(trainer)
@@ -262,9 +264,9 @@ def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_versio
 
 
 @pytest.mark.usefixtures("fork_workers")
-def test_ppo_runs_on_asynchronous_workers() -> None:
+def test_ppo_runs_on_workers_that_wait_for_nobody() -> None:
     config = small_ppo(batch=32)
-    config.collector.kind = "async"
+    config.collector.lag = None
     trainer = ppo.RECIPE.build(config)
     hook = trained(trainer)
     assert [r.reason for r in hook.receipts] == ["start", *["trigger"] * 4]
@@ -279,7 +281,7 @@ def test_ppo_runs_on_batched_environments() -> None:
     config = small_ppo(env=EnvConfig(num_envs=4), batch=64)
     shapes: list[tuple[int, ...]] = []
     trained(ppo.RECIPE.build(config), lambda batch: shapes.append(tuple(batch.shape)))
-    assert shapes == [(2, 4, 8)] * 4
+    assert shapes == [(8, 8)] * 4, "four environments of each of two workers, eight steps"
 
 
 @pytest.mark.usefixtures("fork_workers")

@@ -12,9 +12,10 @@ import torch
 from gymnasium.spaces import Box, Discrete, Space
 
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation.try_out import random_steps
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.registry import SHIPPED, recipe_named
-from rlsync.recipes.spaces import ANY, make_env
+from rlsync.recipes.spaces import ANY
 from rlsync.workers.envs.specs import make_venv
 from tests.tools.parts.space_envs import SENT, spaced
 
@@ -26,17 +27,13 @@ def nothing_was_sent() -> Iterator[None]:
     SENT.clear()
 
 
-def sent_by_stock_collectors(config: EnvConfig) -> list[Any]:
-    """What the environments of TorchRL's collectors get from 60 random actions."""
-    make_env(config).rollout(60, break_when_any_done=False)
-    return SENT.copy()
-
-
-def sent_by_our_workers(config: EnvConfig, actions: list[Any]) -> list[Any]:
-    """What those of rlsync's own workers and of evaluations get."""
+def sent(config: EnvConfig, actions: list[Any]) -> list[Any]:
+    """What environments get from these actions, one for each, and then from 60 random ones."""
     envs = make_venv(config.spec(), len(actions), seed=0)
     envs.send(torch.tensor(actions))
     envs.recv()
+    for _ in random_steps(envs, torch.Generator().manual_seed(0), 60):
+        pass
     envs.close()
     return SENT.copy()
 
@@ -44,41 +41,34 @@ def sent_by_our_workers(config: EnvConfig, actions: list[Any]) -> list[Any]:
 # ------------------------------------------------------------------------------------- actions
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize(
     "space", [Discrete(3), Discrete(3, start=-1), Discrete(2, start=10), Discrete(3, start=-1, dtype=np.int8)]
 )
-def test_choices_are_numbers_of_the_environments_space_for_whoever_acts(
-    space: Discrete[Any], num_envs: int
-) -> None:
-    config = replace(spaced(action=space), num_envs=num_envs)
-    numbers = [int(space.start) + index for index in range(int(space.n))]
-    assert ANY.probe(config).actions == space.n
-    by_stock = sent_by_stock_collectors(config)
-    assert sorted({int(action) for action in by_stock}) == numbers
-    SENT.clear()
-    ours = sent_by_our_workers(config, [*range(int(space.n))])
-    assert [int(action) for action in ours] == numbers
-    assert {(type(action), action.dtype) for action in by_stock + ours} == {(space.dtype.type, space.dtype)}
-    assert all(map(space.contains, by_stock + ours))
+def test_choices_are_numbers_of_the_environments_space(space: Discrete[Any]) -> None:
+    config, count = spaced(action=space), int(space.n)
+    numbers = [int(space.start) + index for index in range(count)]
+    assert ANY.probe(config).actions == count
+    actions = sent(config, [*range(count)])
+    assert [int(action) for action in actions[:count]] == numbers
+    assert sorted({int(action) for action in actions[count:]}) == numbers
+    assert {(type(action), action.dtype) for action in actions} == {(space.dtype.type, space.dtype)}
+    assert all(map(space.contains, actions))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_of_an_action_have_the_environments_dtype_and_are_in_its_bounds(dtype: str) -> None:
     space = Box(-0.1, 0.1, (2,), np.dtype(dtype).type)
-    sent = sent_by_stock_collectors(spaced(action=space))
-    sent += sent_by_our_workers(spaced(action=space), [[-7.0, 7.0], [0.0, 0.05]])
-    assert all(map(space.contains, sent)), "0.1 as float32 is more than 0.1 as float64"
-    assert np.array_equal(sent[-2], [space.low[0], space.high[1]])
-    assert sent[-1] == pytest.approx(np.array([0.0, 0.05]), rel=1e-3)
+    first, second, *random = sent(spaced(action=space), [[-7.0, 7.0], [0.0, 0.05]])
+    assert all(map(space.contains, [first, second, *random])), "0.1 as float32 is more than 0.1 as float64"
+    assert np.array_equal(first, [space.low[0], space.high[1]])
+    assert second == pytest.approx(np.array([0.0, 0.05]), rel=1e-3)
 
 
 @pytest.mark.parametrize("space", [Discrete(3, start=-1), Box(-0.1, 0.1, (2,), np.float64)])
-def test_networks_are_made_for_the_actions_of_the_environments_that_workers_make(space: Space[Any]) -> None:
-    env = make_env(spaced(action=space))
-    spaces = ANY.probe(spaced(action=space))
-    assert spaces.action_spec == env.action_spec
-    env.close()
+def test_players_are_made_for_the_actions_of_the_environments_that_workers_make(space: Space[Any]) -> None:
+    envs = make_venv(spaced(action=space).spec(), 1)
+    assert ANY.probe(spaced(action=space)).player_actions() == envs.actions
+    envs.close()
 
 
 def refusals(config: EnvConfig) -> set[str]:
@@ -107,14 +97,11 @@ def test_actions_of_whole_numbers_are_refused_by_all_in_the_same_words(space: Sp
 # -------------------------------------------------------------------------------- observations
 
 
-def seen(config: EnvConfig) -> list[torch.Tensor]:
-    """A batch of first observations of TorchRL's collectors, of rlsync's own workers, and of evaluations."""
-    config = replace(config, num_envs=2)
-    stock = make_env(config)
+def seen(config: EnvConfig) -> torch.Tensor:
+    """First observations of two environments, as workers and evaluations make them."""
     envs = make_venv(config.spec(), 2)
-    observed = [stock.reset()["observation"], envs.reset(0).clone()]
-    assert (envs.observation_shape, envs.observation_dtype) == (observed[1].shape[1:], observed[1].dtype)
-    stock.close()
+    observed = envs.reset(0).clone()
+    assert (envs.observation_shape, envs.observation_dtype) == (observed.shape[1:], observed.dtype)
     envs.close()
     return observed
 
@@ -124,10 +111,10 @@ def seen(config: EnvConfig) -> list[torch.Tensor]:
 def test_a_vector_is_float32_of_the_numbers_as_they_are_for_all(dtype: str) -> None:
     high = 1 if dtype == "bool" else 100
     config = spaced(Box(high - 1, high, (16,), np.dtype(dtype).type))
-    for observed in seen(config):
-        assert observed.dtype is torch.float32
-        assert observed.shape == (2, 16)
-        assert high - 1 <= observed.min() <= observed.max() <= high
+    observed = seen(config)
+    assert observed.dtype is torch.float32
+    assert observed.shape == (2, 16)
+    assert high - 1 <= observed.min() <= observed.max() <= high
     for name in ("ppo", "impala", "dreamer_v3"):
         assert tuple(recipe_named(name).probe(replace(config)).observation_shape) == (16,)
 
@@ -147,8 +134,8 @@ def test_the_channels_of_a_picture_are_its_shorter_axis(
     shape: tuple[int, ...], channels_first: tuple[int, ...]
 ) -> None:
     config = spaced(Box(0, 255, shape, np.uint8))
-    for observed in seen(config):
-        assert (observed.dtype, observed.shape) == (torch.uint8, (2, *channels_first))
+    observed = seen(config)
+    assert (observed.dtype, observed.shape) == (torch.uint8, (2, *channels_first))
     assert recipe_named("impala").probe(config).observation_shape == channels_first
 
 
@@ -173,9 +160,9 @@ def test_what_is_neither_a_vector_nor_a_picture_is_refused_by_all_in_the_same_wo
 
 
 def test_bytes_that_are_no_picture_are_not_turned_and_not_scaled_for_players_of_ones_own() -> None:
-    for observed in seen(spaced(Box(0, 1, (8, 8, 12), np.uint8))):
-        assert observed.shape == (2, 8, 8, 12)
-        assert set(observed.unique().tolist()) == {0.0, 1.0}
+    observed = seen(spaced(Box(0, 1, (8, 8, 12), np.uint8)))
+    assert observed.shape == (2, 8, 8, 12)
+    assert set(observed.unique().tolist()) == {0.0, 1.0}
 
 
 def test_recipes_of_vectors_say_that_an_environment_gives_pixels() -> None:

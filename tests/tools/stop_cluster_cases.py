@@ -46,7 +46,7 @@ def config(recipe: str, run_dir: Path, flag: Path) -> Config:
         seed=3,
         run_dir=str(run_dir),
         env=EnvConfig(hanging.ID, 2, {"flag": str(flag)}),
-        collector=CollectorConfig("async" if impala else "sync", 2, 20),
+        collector=CollectorConfig(2, 20, lag=None if impala else 0),
         cluster=ClusterConfig(kind="ray"),
         sync=SyncConfig() if impala else SyncConfig(map=VALUE_GREEDY),
         logger=LoggerConfig(kind="none"),
