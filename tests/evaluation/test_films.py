@@ -19,7 +19,6 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.extensions import has_package
 from rlsync.evaluation.play import FilmedAtari, film, filmed, play
 from rlsync.evaluation.process import EvaluationFilms, Filming, video_of_version
-from rlsync.recipes import parts
 from rlsync.recipes.impala import Categorical, ImpalaNet
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run_files import BEST_VIDEO, EVALUATIONS, VIDEOS
@@ -33,7 +32,7 @@ from rlsync.recipes.settings import (
 from rlsync.workers.envs.specs import AtariEnvs, GymnasiumEnvs, TorchRLEnvs, make_venv
 from rlsync.workers.player import Player
 from tests.recipes.test_off_policy import built, small
-from tests.tools.parts import child_pids
+from tests.tools.parts import child_pids, make_cartpole
 from tests.tools.parts.gifs import shown_ms
 from tests.tools.running import in_three_lines
 
@@ -173,7 +172,7 @@ def test_a_long_episode_is_filmed_in_part_and_played_in_full(
 
 def test_an_environment_without_a_screen_says_so() -> None:
     with pytest.raises(ConfigError, match="a TorchRLEnvs has no screen"):
-        filmed(TorchRLEnvs(lambda: parts.make_env(EnvConfig())), seed=0)
+        filmed(TorchRLEnvs(make_cartpole), seed=0)
 
 
 # --------------------------------------------------------------------------------------- runs
@@ -184,14 +183,14 @@ def config_of(recipe: str, run_dir: Path) -> Config:
         case "ppo":
             return Config(
                 run_dir=str(run_dir),
-                collector=CollectorConfig("sync", frames_per_batch=64),
+                collector=CollectorConfig(frames_per_batch=64),
                 recipe=PPOConfig(total_frames=FOR_EVER, target_return=None, evaluation=FILMED),
             )
         case "impala":
             return Config(
                 run_dir=str(run_dir),
                 env=EnvConfig("CartPole-v1", 2),
-                collector=CollectorConfig("async", frames_per_batch=20),
+                collector=CollectorConfig(frames_per_batch=20, lag=None),
                 recipe=ImpalaConfig(
                     total_frames=FOR_EVER,
                     target_return=None,

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from rlsync.core.errors import RlsyncError
 from rlsync.evaluation.play import Episode, Patience, Score, at_once, play
-from rlsync.recipes import parts
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
-from rlsync.recipes.settings import EnvConfig
 from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.player import Acted, Player, State
 
@@ -158,23 +156,3 @@ def test_a_recurrent_network_acts_with_what_it_saw_of_this_episode_only() -> Non
         at_once = net(seen, is_init, net.initial_state(envs), before, reward)
     assert torch.equal(taken, net.head.mode(at_once.params))
     assert len(taken.unique()) > 1
-
-
-def test_the_environment_is_the_one_that_gymnasium_made_for_the_workers() -> None:
-    config = EnvConfig("CartPole-v1", 1, {"max_episode_steps": 9})
-    theirs, ours = parts.make_env(config), make_venv(GymnasiumEnvs(config.id, config.kwargs), 1)
-    theirs.set_seed(5, static_seed=True)  # which resets it once
-    ours.reset(5)
-    state, observation = theirs.reset(), ours.reset()
-    for step in range(40):
-        assert torch.equal(state["observation"], observation[0])
-        action = torch.tensor([step // 3 % 2])
-        state["action"] = torch.nn.functional.one_hot(action[0], 2)
-        stepped, state = theirs.step_and_maybe_reset(state)
-        ours.send(action)
-        answer = ours.recv()
-        observation = answer.observation
-        assert bool(stepped["next", "truncated"]) == bool(answer.truncated[0])
-        assert float(stepped["next", "reward"]) == float(answer.reward[0])
-    theirs.close()
-    ours.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector
-from torchrl.envs import GymEnv
 from torchrl.objectives import DreamerActorLoss
 
 from rlsync import DreamerPlayer
@@ -55,16 +54,3 @@ def test_fault_47_the_lambda_targets_of_dreamer_v1_are_those_of_one_step() -> No
     one_step = rewards + 0.99 * values
     assert not torch.allclose(targets(time_dim=-2), one_step)
     still_happens(47, torch.allclose(targets(), one_step), "rlsync/recipes/dreamer/v1.py (time_dim)")
-
-
-def test_fault_48_the_first_frame_after_a_seed_begins_where_the_environment_is_not() -> None:
-    """The environment is reset by the seed, and the collector goes on from the reset before."""
-    collector = Collector(lambda: GymEnv("Pendulum-v1"), frames_per_batch=2, total_frames=2)
-    try:
-        collector.set_seed(3)
-        first, second = next(iter(collector))
-    finally:
-        collector.shutdown()
-    angle, now = (torch.atan2(row["observation"][1], row["observation"][0]) for row in (first, second))
-    turned = (now - angle - 0.05 * second["observation"][2] + torch.pi) % (2 * torch.pi) - torch.pi
-    still_happens(48, turned.abs() > 1e-3, "rlsync/torchrl_plugin/compat/collectors.py (SeededCollector)")

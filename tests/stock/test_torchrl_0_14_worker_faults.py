@@ -314,4 +314,4 @@ def test_fault_50_several_environments_in_one_lose_the_last_observation_and_add_
     end = int(frames["next", "done"].flatten().nonzero()[0])
     lost = not frames["next", "observation"][end].any()
     no_step = float(frames["next", "reward"][end + 1]) == 0.0
-    still_happens(50, lost and no_step, "rlsync/recipes/spaces.py (make_env)")
+    still_happens(50, lost and no_step, "docs/how_to/off_policy.md (GymEnv)")

@@ -47,11 +47,11 @@ pytestmark = [pytest.mark.usefixtures("fork_workers"), pytest.mark.processes]
 FOR_EVER = 10**9
 AT_ONCE_S = 0.3
 NEVER_S = 600.0
-both_kinds = pytest.mark.parametrize("kind", ["sync", "async"])
+with_and_without_lag = pytest.mark.parametrize("lag", [1, None])
 
 
-def endless(kind: str, run_dir: Path) -> Trainer:
-    return built(small("dqn", kind=kind, run_dir=run_dir, total_frames=FOR_EVER))
+def endless(lag: int | None, run_dir: Path) -> Trainer:
+    return built(small("dqn", lag=lag, run_dir=run_dir, total_frames=FOR_EVER))
 
 
 def at_batch(trainer: Trainer, number: int, do: Callable[[], object]) -> None:
@@ -103,12 +103,12 @@ def in_another_thread(call: Callable[[], object]) -> None:
     thread.join()
 
 
-@both_kinds
+@with_and_without_lag
 @pytest.mark.one_case
 def test_healthy_workers_end_with_the_batch_and_the_first_of_many_calls_counts(
-    kind: str, tmp_path: Path
+    lag: int | None, tmp_path: Path
 ) -> None:
-    trainer = endless(kind, tmp_path)
+    trainer = endless(lag, tmp_path)
     with Stop(trainer, NEVER_S) as stop:
 
         def call_often() -> None:
@@ -127,33 +127,33 @@ def test_healthy_workers_end_with_the_batch_and_the_first_of_many_calls_counts(
 
 
 @pytest.mark.one_case
-@both_kinds
-@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+@with_and_without_lag
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
 def test_workers_that_do_not_answer_are_killed_and_all_batches_are_saved(
-    kind: str, fault: signal.Signals, tmp_path: Path
+    lag: int | None, fault: str, tmp_path: Path
 ) -> None:
-    trainer = endless(kind, tmp_path)
-    with Stop(trainer, AT_ONCE_S) as stop:
-
-        def fail_them() -> None:
-            for process in trainer.collector.procs:
-                os.kill(process.pid, fault)
-            if fault == signal.SIGKILL:
-                stop("enough")
-            else:
-                once_it_waits(trainer, stop)
-
-        at_batch(trainer, 3, fail_them)
-        trainer.train()
-    if fault == signal.SIGSTOP:
+    trainer = endless(lag, tmp_path)
+    pids = [process.pid for process in trainer.collector.procs]
+    if fault == "stopped":
+        stop = stopped_run(trainer, AT_ONCE_S, fault, tmp_path / "never hangs", lambda: pids).stop
         assert isinstance(stop.lost, WorkerLost)
         assert stop.saved is not None
         assert stop.saved.path == tmp_path / CHECKPOINT
+    else:
+        with Stop(trainer, AT_ONCE_S) as stop:
+
+            def kill_and_stop() -> None:
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+                stop("enough")
+
+            at_batch(trainer, 3, kill_and_stop)
+            trainer.train()
     taken = trainer.collected_frames
     assert taken >= 3 * 64
     assert taken == saved_frames(tmp_path) == len(trainer.replay_buffer)
     assert child_pids() == set()
-    again = built(small("dqn", kind=kind, total_frames=taken + 64))
+    again = built(small("dqn", lag=lag, total_frames=taken + 64))
     with Stop(again):
         again.load_from_file(tmp_path / CHECKPOINT)
         again.train()
@@ -230,7 +230,7 @@ def test_the_actor_learner_ends_although_no_worker_answers(fault: str, tmp_path:
     config = Config(
         run_dir=str(tmp_path),
         env=EnvConfig(hanging.ID, 2, {"flag": str(flag)}),
-        collector=CollectorConfig("async", frames_per_batch=20),
+        collector=CollectorConfig(frames_per_batch=20, lag=None),
         recipe=ImpalaConfig(total_frames=FOR_EVER, target_return=None, unroll_length=5, batch_size=4),
     )
     trainer = RECIPE.build(config)
@@ -247,7 +247,7 @@ def test_the_actor_learner_ends_although_its_workers_die_again_and_again(tmp_pat
     config = Config(
         run_dir=str(tmp_path),
         env=EnvConfig("CartPole-v1", 2),
-        collector=CollectorConfig("async", frames_per_batch=20),
+        collector=CollectorConfig(frames_per_batch=20, lag=None),
         recipe=ImpalaConfig(total_frames=FOR_EVER, target_return=None, unroll_length=5, batch_size=4),
     )
     trainer = RECIPE.build(config)
@@ -275,12 +275,10 @@ def test_the_actor_learner_ends_although_its_workers_die_again_and_again(tmp_pat
 
 
 def test_an_error_that_nobody_asked_for_passes_and_the_workers_are_gone(tmp_path: Path) -> None:
-    trainer = endless("sync", tmp_path)
+    trainer = endless(1, tmp_path)
 
-    def fail() -> None:
-        os.kill(trainer.collector.procs[0].pid, signal.SIGKILL)
-
-    at_batch(trainer, 2, fail)
+    lost = WorkerLost("the workers are lost", "a test", "none")
+    at_batch(trainer, 2, lambda: trainer.collector.stop_waiting(lost))
     with pytest.raises(WorkerLost), Stop(trainer) as stop:
         trainer.train()
     assert stop.lost is None
@@ -290,7 +288,7 @@ def test_an_error_that_nobody_asked_for_passes_and_the_workers_are_gone(tmp_path
 def test_two_threads_that_ask_at_once_start_one_deadline(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = endless("sync", tmp_path)
+    trainer = endless(1, tmp_path)
     barrier = threading.Barrier(8)
 
     def ask(number: int) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import MultiSyncCollector
 from torchrl.trainers import Trainer
 from torchrl.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 
@@ -26,10 +24,8 @@ from rlsync import (
     UpdateWeights,
     resolve,
 )
-from rlsync.torchrl_plugin.compat.collectors import WaitingAsyncCollector
 from tests.tools.parts import (
     CanaryPolicy,
-    CountingEnv,
     make_collector,
     make_counting_env,
     make_dqn_trainer,
@@ -236,30 +232,3 @@ def test_a_forgotten_board_is_told_once_at_register_and_in_the_plan(
             assert "weight_sync_schemes={'policy': rlsync.BoardScheme()}" in said
             assert ("frames carry no policy_version" in said) is not stamped
             assert ("stamps may be wrong" in said) is stamped
-
-
-# ------------------------------------------------------------------------ a learner that is busy
-
-
-@pytest.mark.one_case
-@pytest.mark.usefixtures("fork_workers")
-@pytest.mark.parametrize(("kind", "lost"), [(WaitingAsyncCollector, False), (MultiAsyncCollector, True)])
-def test_workers_keep_their_rollouts_while_the_learner_is_busy_for_seconds(
-    kind: type[MultiAsyncCollector], lost: bool
-) -> None:
-    """TorchRL's own workers throw rollouts away: when they no longer do, our collector can go."""
-    collector = make_workers(kind, CanaryPolicy(), env=partial(CountingEnv, horizon=10**6))
-    follows, torn_off = {0.0: 2}, 0  # with which step a rollout may begin, and how many of them
-    try:
-        for number, batch in enumerate(collector):
-            first, *_, last = batch["observation"][..., 0].flatten().tolist()
-            torn_off += not follows.get(first)
-            follows[first] = follows.get(first, 0) - 1
-            follows[last + 1] = follows.get(last + 1, 0) + 1
-            if number == 0:
-                time.sleep(2.5)
-            if number == 8:
-                break
-    finally:
-        collector.shutdown()
-    assert bool(torn_off) == lost

@@ -11,8 +11,6 @@ import pytest
 import tomllib
 
 from rlsync import BoardScheme, ConfigError
-from rlsync.recipes.checks import transport_errors
-from tests.tools.parts.configs import configs_of
 from tests.tools.programs import as_installed, fresh_python, installed_from, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,15 +69,6 @@ def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(
     assert re.search(r"^2\d passed, \d+ deselected", done.stdout, re.M), done.stdout
 
 
-@pytest.mark.slow
-def test_workers_of_a_recipe_act_with_what_a_transport_of_a_package_brings(
-    installed: Path, tmp_path: Path
-) -> None:
-    words = ("recipe=ppo", "recipe.total_frames=400", "collector.frames_per_batch=200")
-    told = run(installed, tmp_path, "rlsync", "train", *words, "collector.transport=tcp")
-    assert re.search(r"^stopped: total_frames collected  frames 4\d\d .*  version 4 ", told, re.M), told
-
-
 TELLING = """
 from rlsync.transport.board import BoardWriter
 
@@ -87,6 +76,21 @@ class Telling(BoardWriter):
     def close(self):
         print("closed", flush=True)
         super().close()
+"""
+ACTS = """
+from torchrl.collectors import MultiSyncCollector
+from rlsync import BoardScheme
+from tests.tools.parts import make_small_canary, make_workers, publish_as
+
+if __name__ == "__main__":
+    policy = make_small_canary()
+    scheme = BoardScheme(transport="tcp")
+    collector = make_workers(MultiSyncCollector, policy, schemes={"policy": scheme})
+    for version, batch in zip(range(2, 6), collector):
+        print(type(scheme.board.transport).__name__, batch["policy_version"].unique().tolist())
+        publish_as(policy, version)
+        collector.update_policy_weights_()
+    collector.shutdown()
 """
 LOOP = """
 from torchrl.collectors import MultiSyncCollector
@@ -129,11 +133,3 @@ def test_what_makes_no_transport_is_told_in_three_lines(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=told + rf"  where  transport 'mine', at {module}:make\n  cure   "):
         BoardScheme(transport="mine")
-
-
-def test_a_recipe_whose_workers_read_a_board_in_any_case_takes_no_other_transport() -> None:
-    config = configs_of("recipe=impala", "collector.transport=board")[0]
-    assert not [*transport_errors(config)]
-    config.collector.transport = "tcp"
-    (error,) = transport_errors(config)
-    assert error.where == "collector.transport=tcp"

@@ -155,7 +155,7 @@ def test_what_a_ring_cannot_do_is_refused() -> None:
         ring_that("drop")  # type: ignore[arg-type]
     config = Config(
         recipe=ImpalaConfig(when_full="drop_oldest"),
-        collector=CollectorConfig(kind="async", frames_per_batch=160),
+        collector=CollectorConfig(frames_per_batch=160, lag=None),
         cluster=ClusterConfig(kind="ray"),
     )
     with pytest.raises(ConfigError, match="the nodes of a cluster drop no unroll"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import closing
 from functools import partial
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import GymEnv
 
@@ -15,10 +17,11 @@ from rlsync.evaluation.play import FilmedGymnasium
 from rlsync.evaluation.try_out import overwritten, try_out
 from rlsync.recipes.env_settings import EnvConfig, RenderedConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
-from rlsync.recipes.spaces import make_env
 from rlsync.workers.collector import UnrollCollector
-from rlsync.workers.envs.specs import RenderedEnvs, TorchRLEnvs, make_venv
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.envs.specs import EnvSpec, RenderedEnvs, TorchRLEnvs, make_venv
 from rlsync.workers.envs.vectors import EnvStep
+from rlsync.workers.players.uniform import UniformPlayer
 from rlsync.workers.supervision import Restarts
 from tests.tools.parts.answering_envs import HORIZON, ID, SAME_ARRAY, VECTOR
 
@@ -35,6 +38,19 @@ def stepped(spec: GymnasiumEnvs | TorchRLEnvs, num_envs: int = 2, steps: int = S
         answers.append(envs.recv())
     envs.close()
     return answers
+
+
+def transitions_of(spec: EnvSpec, num_envs: int, steps: int) -> TensorDictBase:
+    """A batch that the learner gets, made in its own process."""
+    with closing(make_venv(spec, 1)) as envs:
+        player = UniformPlayer(DiscreteActions(2), envs.observation_shape, envs.observation_dtype)
+    collector = UnrollCollector(
+        player, spec, steps=steps, envs_per_worker=num_envs, num_workers=0, transitions=True
+    )
+    try:
+        return next(iter(collector)).clone()
+    finally:
+        collector.shutdown()
 
 
 READ = [
@@ -54,16 +70,13 @@ READ = [
 
 
 @pytest.mark.parametrize("form", READ)
-def test_what_an_answer_can_only_mean_is_read_alike_by_workers_and_by_recipes(form: str) -> None:
+def test_what_an_answer_can_only_mean_is_read_as_that(form: str) -> None:
     config = EnvConfig(ID, kwargs={"form": form})
     usual = stepped(GymnasiumEnvs(ID), 1)
     for answer, expected in zip(stepped(config.spec(), 1), usual, strict=True):
         assert answer.observation.dtype == torch.float32
         for field in ("observation", "reward", "terminated", "truncated"):
             assert torch.equal(getattr(answer, field), getattr(expected, field)), field
-    frames, plain = (make_env(c).rollout(STEPS, break_when_any_done=False) for c in (config, EnvConfig(ID)))
-    for key in ("observation", "reward", "terminated", "truncated"):
-        assert torch.equal(frames["next", key], plain["next", key]), key
 
 
 REFUSED = {
@@ -88,8 +101,7 @@ def test_any_other_answer_is_refused_in_the_same_words_everywhere(form: str) -> 
     ways = [
         lambda: try_out(config.spec()),
         lambda: try_out(config.spec(), 2),
-        lambda: make_env(config).rollout(3),
-        lambda: make_env(EnvConfig(ID, 2, {"form": form})).rollout(3),
+        lambda: transitions_of(config.spec(), 2, 3),
     ]
     if form.startswith(("reward", "terminated", "truncated")):  # what is drawn observes its picture
         ways.append(lambda: try_out(drawn.spec()))
@@ -214,9 +226,8 @@ def test_no_answer_is_written_into_an_earlier_one(kept: str, num_envs: int) -> N
 
 @pytest.mark.parametrize("kept", ["always", "steps", "two"])
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_frame_of_a_recipe_keeps_what_it_was_made_of(kept: str, num_envs: int) -> None:
-    env = make_env(EnvConfig(SAME_ARRAY, num_envs, {"kept": kept}))
-    frames = env.rollout(STEPS, break_when_any_done=False).view(num_envs, STEPS)[0]
+def test_a_batch_of_transitions_keeps_what_it_was_made_of(kept: str, num_envs: int) -> None:
+    frames = transitions_of(GymnasiumEnvs(SAME_ARRAY, {"kept": kept}), num_envs, STEPS)[0]
     assert numbers([*frames["observation"]]) == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert numbers([*frames["next", "observation"]]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
     assert numbers([*frames["next", "reward"]]) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
@@ -231,7 +242,7 @@ def test_what_an_environment_writes_into_later_is_named(kept: str, parts: list[s
 
 
 def test_pictures_that_are_drawn_into_one_array_are_kept_in_frames_and_films() -> None:
-    seen = make_env(RenderedConfig(SAME_ARRAY, img_height=8, img_width=8)).rollout(HORIZON)
+    seen = transitions_of(RenderedEnvs(SAME_ARRAY, img_height=8, img_width=8), 1, HORIZON)[0]
     assert numbers([*seen["observation"]]) == [0, 20, 40, 60]
     assert numbers([*seen["next", "observation"]]) == [20, 40, 60, 80]
     answers = stepped(RenderedEnvs(SAME_ARRAY, img_height=8, img_width=8), 1, HORIZON)

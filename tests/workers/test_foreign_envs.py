@@ -23,8 +23,8 @@ from tests.tools.parts.foreign_envs import ID
 from tests.tools.processes import child_pids, session_pids, wait_until
 from tests.tools.programs import run_program
 
-PPO = ("recipe=ppo", "collector=sync", "collector.frames_per_batch=64", "recipe.num_epochs=1")
-DQN = ("recipe=dqn", "collector=async", "recipe.pace.prefill=64", "collector.frames_per_batch=64")
+PPO = ("recipe=ppo", "collector.frames_per_batch=64", "recipe.num_epochs=1")
+DQN = ("recipe=dqn", "recipe.pace.prefill=64", "collector.frames_per_batch=64")
 WHERE = f"\n  where  starting the workers of a collector; env.id={ID}\n"
 
 # ------------------------------------------------------------------- TorchRL's worker processes

@@ -434,10 +434,10 @@ def test_a_ladder_of_no_probabilities_is_refused(epsilon: float, alpha: float) -
 # ---------------------------------------------------------------------- what the recipe's config says
 
 
-def config(kind: str, adopt: str) -> Config:
+def config(adopt: str) -> Config:
     return Config(
         env=EnvConfig(num_envs=2),
-        collector=CollectorConfig(kind, frames_per_batch=20, adopt=adopt),
+        collector=CollectorConfig(frames_per_batch=20, adopt=adopt),
         recipe=ImpalaConfig(total_frames=200, target_return=None, unroll_length=5, batch_size=4),
     )
 
@@ -445,7 +445,7 @@ def config(kind: str, adopt: str) -> Config:
 @pytest.mark.processes
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 def test_workers_of_the_recipe_adopt_as_the_config_says(adopt: str) -> None:
-    trainer = RECIPE.build(config("async", adopt))
+    trainer = RECIPE.build(config(adopt))
     try:
         assert trainer.collector.adopt == adopt
     finally:
@@ -474,13 +474,6 @@ def test_weights_are_pointed_at_the_board_by_alias_and_stay_where_they_are_by_co
             collector.update_policy_weights_()
     assert len(versions) > 3
     assert (len(addresses) == 1) is (adopt == "copy")
-
-
-def test_a_collector_that_waits_for_the_learner_is_refused_by_the_recipe() -> None:
-    with pytest.raises(ConfigError) as refused:
-        RECIPE.build(config("sync", "alias"))
-    assert refused.value.where == "collector.kind"
-    assert refused.value.cure == "give collector.kind=async"
 
 
 def test_workers_cannot_adopt_in_a_third_way() -> None:

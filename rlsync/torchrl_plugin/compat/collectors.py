@@ -26,17 +26,6 @@ from rlsync.torchrl_plugin.compat import distributed, in_place_of, present_metho
 from rlsync.torchrl_plugin.compat.frames import FramesWatch
 
 
-class SeededCollector(Collector):
-    """A ``Collector`` whose first frame is one of the environment that was seeded: TorchRL 0.14.1 goes on
-    from the observation before the seed, so its first action answers that. Until ``set_seed`` resets.
-    """
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        last = super().set_seed(seed, static_seed)
-        self.reset()
-        return last
-
-
 def has_own_policy_template(collector: MultiCollector) -> bool:
     """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
     return collector.policy is not None and not any(collector.policy_factory)
@@ -121,16 +110,6 @@ def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorD
         return arrived
 
     collector._get_from_queue = get
-
-
-class WaitingAsyncCollector(MultiAsyncCollector):
-    """Its workers wait for a learner that is busy for long. In TorchRL's queue there is room for one rollout.
-    A worker that finds it full for a second throws its own away, without a word, and makes another.
-    """
-
-    @property
-    def _queue_len(self) -> int:
-        return self.num_workers  # each has one rollout out, until the learner takes it
 
 
 def let_arrive(collector: MultiCollector, order: Iterable[int]) -> None:
