@@ -37,10 +37,10 @@ PACKAGES = ("torch", "sheeprl", "lightning", "torchrl", "tensordict", "gymnasium
 PEER = "sheeprl"
 
 
-def run_rlsync(options: argparse.Namespace, collector: str) -> list[str]:
+def run_rlsync(options: argparse.Namespace, workers: int) -> list[str]:
     """The command for the recipe."""
     script = str(PEERS / "rlsync_dreamer_peer.py")
-    return [sys.executable, script, "--collector", collector, *_like(options)]
+    return [sys.executable, script, "--workers", str(workers), *_like(options)]
 
 
 def run_sheeprl(options: argparse.Namespace) -> list[str]:
@@ -50,8 +50,8 @@ def run_sheeprl(options: argparse.Namespace) -> list[str]:
 
 
 CONTENDERS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
-    "rlsync-coupled": lambda options: run_rlsync(options, "in_process"),
-    "rlsync-decoupled": lambda options: run_rlsync(options, "async"),
+    "rlsync-coupled": lambda options: run_rlsync(options, 0),
+    "rlsync-decoupled": lambda options: run_rlsync(options, 1),
     PEER: run_sheeprl,
 }
 

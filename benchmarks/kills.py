@@ -67,7 +67,7 @@ COMMON = (
     "stop_within_s=20",
     "run_dir=it",
 )
-ASYNC = ("collector=async", "collector.frames_per_batch=64", "checkpoint_every_frames=256")
+ASYNC = ("collector.lag=null", "collector.frames_per_batch=64", "checkpoint_every_frames=256")
 REPLAY = (
     *ASYNC,
     "recipe.hidden=[16]",

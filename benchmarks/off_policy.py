@@ -15,7 +15,7 @@ By default it makes all tables, one after the other:
 The contenders take turns in each round, each in its own processes with one torch thread:
 
     rlsync, rlsync-*  `rlsync train` with this package's recipe, as shipped but for what its name says:
-                      -async and -sync are collectors; -2x4 and -1x8 have so many workers and environments
+                      -lag-1 and -lag-0 have that lag; -2x4 and -1x8 have so many workers and environments
                       in each; -bfloat16 only where the processor has it; -crossq is recipe=crossq, beside sac
     sb3, sb3-*        Stable-Baselines3 in its own virtual environment (made at first use): one process,
                       with equal networks, batches, rates and updates for each frame
@@ -62,7 +62,7 @@ Words = Callable[[argparse.Namespace], list[str]]
 COMMON = (f"seed={SEED}", "logger=none", "checkpoint_every_frames=1000000")
 
 #: How workers and learner go together.
-COLLECTORS = {"async": ("collector=async",), "sync": ("collector=sync",)}
+LAGS = {"lag-1": ("collector.lag=1",), "lag-0": ("collector.lag=0",)}
 
 #: Of a run for a time: one environment and one update for each frame, as peers have them, and no own end.
 PACED = (
@@ -83,7 +83,7 @@ DQN_RUN = (
     "recipe.evaluation.every_frames=0",
 )
 UNIFORM = ("recipe.prioritized=false",)  # as Stable-Baselines3 draws
-FOUR_ENVS = (*COLLECTORS["async"], "env.num_envs=4")
+FOUR_ENVS = (*LAGS["lag-1"], "env.num_envs=4")
 PPO_RUN = ("recipe=ppo", "recipe.total_frames=20480", "recipe.target_return=null")
 ONE_ENV = ("env.num_envs=1",)
 TWO_BY_FOUR = ("collector.num_workers=2", "env.num_envs=4")
@@ -99,9 +99,9 @@ def rlsync(*overrides: str, cold: bool = False) -> Words:
     return lambda _: [*RLSYNC_TRAIN, *overrides, *COMMON, *more]
 
 
-def paced(algorithm: str, env: str, collector: str, *overrides: str) -> Words:
+def paced(algorithm: str, env: str, lag: str, *overrides: str) -> Words:
     """``rlsync train`` for a time, with one worker and one update for each frame."""
-    own = (f"recipe={algorithm}", f"env.id={env}", *PACED, *COLLECTORS[collector], *overrides)
+    own = (f"recipe={algorithm}", f"env.id={env}", *PACED, *LAGS[lag], *overrides)
 
     def words(options: argparse.Namespace) -> list[str]:
         prefill = f"recipe.pace.prefill={options.prefill}"
@@ -175,17 +175,17 @@ class Table:
 
 def rates_of(algorithm: str, env: str) -> Table:
     contenders = {
-        "rlsync-async": paced(algorithm, env, "async"),
-        "rlsync-sync": paced(algorithm, env, "sync"),
-        "rlsync-eager": paced(algorithm, env, "async", *EAGER),
-        "rlsync-bfloat16": paced(algorithm, env, "async", *BFLOAT16),
+        "rlsync-lag-1": paced(algorithm, env, "lag-1"),
+        "rlsync-lag-0": paced(algorithm, env, "lag-0"),
+        "rlsync-eager": paced(algorithm, env, "lag-1", *EAGER),
+        "rlsync-bfloat16": paced(algorithm, env, "lag-1", *BFLOAT16),
         PEER: sb3(algorithm, env),
         "sbx": sbx(algorithm, env),
     }
     if bfloat16_instructions() == []:
         del contenders["rlsync-bfloat16"]
     if algorithm == "sac":
-        contenders |= {"torchrl": torchrl(env), "rlsync-crossq": paced("crossq", env, "async")}
+        contenders |= {"torchrl": torchrl(env), "rlsync-crossq": paced("crossq", env, "lag-1")}
     return Table(f"{algorithm} on {env}, updates a second", contenders, rates, partial(table, peer=PEER))
 
 
@@ -207,7 +207,7 @@ TABLES: dict[str, Table] = {
         {
             "rlsync": rlsync(*DQN_RUN),
             "rlsync-uniform": rlsync(*DQN_RUN, *UNIFORM),
-            "rlsync-uniform-async": rlsync(*DQN_RUN, *UNIFORM, *FOUR_ENVS),
+            "rlsync-uniform-4": rlsync(*DQN_RUN, *UNIFORM, *FOUR_ENVS),
             PEER: sb3("dqn", CARTPOLE, "--frames", "12000"),
         },
     ),

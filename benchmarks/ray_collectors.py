@@ -33,19 +33,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import ray
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from ray_parts import Leftovers, cluster_of, objects_left
 from servers import Canary, Publishing, StillEnv
 from torchrl.collectors import BaseCollector
 from torchrl.collectors.distributed import RayCollector
+from torchrl.envs import EnvBase, GymWrapper
 
 from rlsync import NodeBoardScheme, RayBoardScheme
 from rlsync.core.errors import first_line
 from rlsync.recipes.registry import recipe_named
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
-from rlsync.recipes.spaces import make_env
 
 NODES, WORKERS, ENVS, FRAMES = 3, 2, 16, 640
 STORE_MB = 100
@@ -121,31 +123,46 @@ def _nodes_of_actors() -> set[str]:
 
 # ------------------------------------------------------------------ node agents beside RayCollector
 
-#: The recipes with TorchRL's policies: environment, kind of collector, frames of a batch.
-COMPARED = {"ppo": ("CartPole-v1", "sync", 2048), "sac": ("Pendulum-v1", "async", 64)}
+#: The recipes: environment, kind of TorchRL's collector and the lag like it, frames of a batch.
+COMPARED: dict[str, tuple[str, str, int | None, int]] = {
+    "ppo": ("CartPole-v1", "sync", 0, 2048),
+    "sac": ("Pendulum-v1", "async", None, 64),
+}
 PAIR = 2  # nodes, and workers on each
 GOES_ON_WITHIN_S = 20.0
+
+
+def make_env(name: str) -> EnvBase:
+    envs = SyncVectorEnv([partial(gymnasium.make, name)] * 4, autoreset_mode=AutoresetMode.DISABLED)
+    return GymWrapper(envs)
 
 
 @contextmanager
 def recipes_collector(way: str, recipe: str, address: str) -> Iterator[tuple[BaseCollector, torch.nn.Module]]:
     """The collector of a recipe's policy on two nodes, and the policy that the learner has."""
-    env, kind, frames = COMPARED[recipe]
+    env, kind, lag, frames = COMPARED[recipe]
     entry = recipe_named(recipe)
     config = Config(
         env=EnvConfig(env, num_envs=4),
-        collector=CollectorConfig(kind, PAIR, frames),
+        collector=CollectorConfig(PAIR, frames, lag),
         cluster=ClusterConfig("ray", address, PAIR, min_nodes=PAIR),
         recipe=entry.settings(),
     )
     run = Run(config, entry.probe(config.env))
-    policy = entry.acting(run)
+    policy, player = entry.acting(run, False)
     if way == "nodes":
-        collector = run.place.transitions(policy, random_frames=0, ladder=None, maker=make_env)
+        batches = run.recipe.batches(config)
+        collector = run.place.collector(
+            player,
+            transitions=True,
+            steps=batches.steps,
+            envs_per_worker=config.env.num_envs,
+            rollouts_per_batch=batches.rollouts,
+        )
     else:
         scheme = {"policy": NodeBoardScheme()}
         collector = RayCollector(
-            [partial(make_env, config.env)] * PAIR,
+            [partial(make_env, env)] * PAIR,
             policy,
             frames_per_batch=frames,
             total_frames=1 << 40,

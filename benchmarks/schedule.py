@@ -55,7 +55,7 @@ def config(folder: Path, frames: int, digest_every: int | None, lag: int | None 
     return Config(
         run_dir=str(folder),
         env=EnvConfig(id="CartPole-v1", num_envs=8),
-        collector=CollectorConfig("async", frames_per_batch=160, lag=lag),
+        collector=CollectorConfig(frames_per_batch=160, lag=lag),
         sync=SyncConfig(digest_every=digest_every, verify_every_s=None),
         checkpoint_every_frames=10**12,
         recipe=ImpalaConfig(total_frames=frames, target_return=None),

@@ -1,6 +1,6 @@
 """rlsync's recipe ``dreamer_v3`` on one environment. It reports its frames and updates.
 
-    python benchmarks/peers/rlsync_dreamer_peer.py --env CartPole-v1 --collector async --seconds 60
+    python benchmarks/peers/rlsync_dreamer_peer.py --env CartPole-v1 --workers 1 --seconds 60
 
 This is the training of ``rlsync train recipe=dreamer_v3``, with one worker or none, built in Python so that
 it can end after a given time.
@@ -31,7 +31,6 @@ KEYS = {
     "horizon": "horizon",
     "buffer_frames": "buffer_frames",
 }
-COLLECTORS = ("in_process", "sync", "async")
 
 
 def recipe_of(options: argparse.Namespace) -> DreamerV3Config:
@@ -45,13 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1")
     add_sizes(parser)
-    parser.add_argument("--collector", choices=COLLECTORS, default="async")
+    parser.add_argument("--workers", type=int, default=1, help="processes; 0: the learner's own acts")
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     run(
         v3.RECIPE.build,
         options.env,
-        CollectorConfig(options.collector, 1, 16),
+        CollectorConfig(options.workers, 16),
         recipe_of(options),
         options.seconds,
     )

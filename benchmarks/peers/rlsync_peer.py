@@ -90,7 +90,7 @@ def config_of(options: argparse.Namespace, run_dir: str) -> Config:
         run_dir=run_dir,
         checkpoint_every_frames=NEVER,
         env=AtariConfig("ALE/Pong-v5", options.envs, repeat_action_probability=0.0),
-        collector=CollectorConfig("async", options.workers, batch, lag=options.lag),
+        collector=CollectorConfig(options.workers, batch, lag=options.lag),
         cluster=ClusterConfig(kind="ray" if options.cluster else THIS_MACHINE),
         logger=LoggerConfig(kind="none"),
         recipe=settings,
