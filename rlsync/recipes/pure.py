@@ -32,7 +32,8 @@ from rlsync.recipes.replay.normalize import Standardize, Standardized
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import BFLOAT16, Config
 from rlsync.recipes.timeline import rounds
-from rlsync.torchrl_plugin.compat.trainers import foreign_hand, stock_step
+from rlsync.torchrl_plugin.compat.replay import Fields, RowBuffer, by_name
+from rlsync.torchrl_plugin.compat.trainers import draw_only, fields_read, foreign_hand, stock_step
 from rlsync.workers.devices import CPU
 
 #: The tensors ``[B, *]`` that losses read, by key; ``("next", "reward")`` is ``next_reward``.
@@ -194,6 +195,7 @@ class PureStepper(OptimizationStepper):
         self.told: list[Callable[[Found], None]] = []  #: are called with what is found, before each step
         self._never: str | None = None
         self._graphs, self._bfloat16 = graphs, bfloat16
+        self._fields: Fields | None = None  # what updates draw; None: all fields
         self._averages: Found = {}
         self._averaged_steps = 0
         self._update = Update((), ())
@@ -214,11 +216,16 @@ class PureStepper(OptimizationStepper):
         trainer.optimization_stepper = self
         trainer.register_op("pre_optim_steps", self.look)
         trainer.register_op("pre_epoch_log", self._new_epoch)
+        if isinstance(trainer.replay_buffer, RowBuffer):
+            draw_only(trainer, trainer.replay_buffer, lambda: self._fields)
         self.look()
 
     def look(self) -> None:
         self._averages = {}
         self.why_not = self._never or foreign_hand(self._of, self._update.networks)
+        read = None if self.why_not is not None else fields_read(self._of)
+        is_alone = self._of.optimization_stepper is self  # else the batches go to a stepper around it, too
+        self._fields = None if read is None or not is_alone else by_name(read.union(self._update.keys))
 
     def way(self) -> str:
         dtype = ", losses in bfloat16" if self._bfloat16 else ""

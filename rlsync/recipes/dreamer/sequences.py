@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, TensorDictReplayBuffer, TensorSpec, Unbounded
+from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.data.replay_buffers import Storage
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.replay.memory import Memory
-from rlsync.torchrl_plugin.compat.replay import OwnSampler, OwnTransform
+from rlsync.torchrl_plugin.compat.replay import OwnSampler, OwnTransform, RowBuffer
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: What heads read while sequences are replayed, and while steps are imagined.
@@ -142,7 +142,7 @@ class Sequences(OwnSampler):
 class SequenceMemory(Memory):
     """A memory of rows, from which sequences are drawn. They begin without a state, as episodes do."""
 
-    def __init__(self, buffer: TensorDictReplayBuffer, sequences: Sequences, state: dict[str, int]) -> None:
+    def __init__(self, buffer: RowBuffer, sequences: Sequences, state: dict[str, int]) -> None:
         super().__init__(buffer)
         self._sequences = sequences
         self._state = state

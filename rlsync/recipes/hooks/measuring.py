@@ -27,7 +27,7 @@ from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.run_files import RunStatistics
 from rlsync.torchrl_plugin.compat.collectors import around_arrivals
 from rlsync.torchrl_plugin.compat.stamps import STAMP
-from rlsync.torchrl_plugin.compat.trainers import registered_modules
+from rlsync.torchrl_plugin.compat.trainers import Reader, registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
 from rlsync.torchrl_plugin.hooks.logs import require_stamps
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
@@ -78,11 +78,13 @@ class Load:
 CHECKPOINT_KEY = "lag_histogram"
 
 
-class StalenessHistogram(RegistersItself):
+class StalenessHistogram(RegistersItself, Reader):
     """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file
     at each checkpoint and at the end. After every batch it logs ``sync/staleness_versions``: the mean over
     the steps that the optimizer has used since the batch arrived. Steps of unknown age are left out.
     """
+
+    reads = (STAMP,)
 
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
         self.sync = sync
@@ -93,7 +95,7 @@ class StalenessHistogram(RegistersItself):
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         if (stamps := batch.get(STAMP, None)) is not None:
             # They are counted after the batch: one update's alone take as long as its gathers.
-            self._consumed.setdefault(self.sync.version, []).append(stamps.flatten().clone())
+            self._consumed.setdefault(self.sync.version, []).append(stamps.clone())
         return batch
 
     def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
@@ -101,7 +103,7 @@ class StalenessHistogram(RegistersItself):
         consumed, self._consumed = self._consumed, {}
         ages: Counter[int] = Counter()
         for newest, stamps in consumed.items():
-            ages += counts_by_age(torch.cat(stamps), self.sync.ledger, newest)
+            ages += counts_by_age(torch.cat([part.flatten() for part in stamps]), self.sync.ledger, newest)
         if not ages:
             return None
         self.counts.update(ages)

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import MultiStep, TensorDictReplayBuffer
+from torchrl.data import MultiStep
 from torchrl.data.replay_buffers import Storage
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import NotFinite
-from rlsync.torchrl_plugin.compat.replay import OwnSampler
+from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer
+from rlsync.torchrl_plugin.compat.trainers import Reader
 
 _ENDS = ("done", "terminated", "truncated")  #: what says that an episode is over after a step
 
@@ -33,10 +34,10 @@ def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDi
     return summed
 
 
-class Memory(ABC):
+class Memory(Reader, ABC):
     """Stores every batch, also those of the prefill, and draws what each optimizer step learns from."""
 
-    def __init__(self, buffer: TensorDictReplayBuffer) -> None:
+    def __init__(self, buffer: RowBuffer) -> None:
         self.buffer = buffer
 
     def register(self, trainer: Trainer) -> None:
@@ -46,7 +47,7 @@ class Memory(ABC):
 
     def store(self, batch: TensorDictBase) -> TensorDictBase:
         """Keep a batch, which itself is not changed."""
-        self.buffer.extend(self.rows(batch))
+        self.buffer.store(self.rows(batch))
         return batch
 
     def draw(self, batch: Any) -> TensorDictBase:
@@ -54,14 +55,14 @@ class Memory(ABC):
 
     @abstractmethod
     def rows(self, batch: TensorDictBase) -> TensorDictBase:
-        """What is kept of a batch."""
+        """What is kept of a batch, of any shape."""
 
 
 class StepMemory(Memory):
     """A memory of single steps with returns of ``n_step``; with ``squared_errors`` a loss writes squares."""
 
     def __init__(
-        self, buffer: TensorDictReplayBuffer, gamma: float, n_step: int = 1, *, squared_errors: bool = True
+        self, buffer: RowBuffer, gamma: float, n_step: int = 1, *, squared_errors: bool = True
     ) -> None:
         super().__init__(buffer)
         self._gamma = gamma
@@ -79,7 +80,7 @@ class StepMemory(Memory):
         trainer.register_op("post_optim_log", self.learned)
 
     def rows(self, batch: TensorDictBase) -> TensorDictBase:
-        return with_n_step_returns(batch, self._gamma, self._n_step).reshape(-1)
+        return with_n_step_returns(batch, self._gamma, self._n_step)
 
     def learned(self, batch: TensorDictBase) -> None:
         """An optimizer step is done: the loss has left the errors of the frames in the batch."""
@@ -122,9 +123,12 @@ class PrioritizedRows(OwnSampler):
         # Rounding may make a mass the whole sum, which no running sum passes.
         mass = np.minimum(mass, np.nextafter(sums[-1], 0))
         blocks = sums.searchsorted(mass, side="right")
-        inside = self._sizes[blocks].cumsum(1)
-        rest = np.clip(mass - sums[blocks] + self._sums[blocks], 0, np.nextafter(inside[:, -1], 0))
-        rows = blocks * _BLOCK + (inside <= rest[:, None]).sum(1)
+        # Torch sums along rows, in the same order, and looks up in them in a third of numpy's time.
+        inside = torch.from_numpy(self._sizes.take(blocks, 0)).cumsum(1)
+        most = np.nextafter(inside[:, -1].numpy(), 0)
+        rest = np.minimum(np.maximum(mass - sums[blocks] + self._sums[blocks], 0), most)
+        places = torch.searchsorted(inside, torch.from_numpy(rest[:, None]), right=True)
+        rows = blocks * _BLOCK + places[:, 0].numpy()
         sizes = self._rows[rows]
         weights = (sizes / sizes.min()) ** -self.beta
         return torch.from_numpy(rows), {WEIGHT: torch.from_numpy(weights).to(torch.float32)}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchrl.trainers import Trainer
 
 from rlsync.recipes.bounds import above_zero, kept
+from rlsync.torchrl_plugin.compat.trainers import Reader
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 
 #: The child of a network that holds the statistics; leaf names of the sync map have it.
@@ -98,8 +99,10 @@ class Standardized(nn.Module):
         return self.net(self.observations(observation), *others)
 
 
-class Normalize(RegistersItself):
+class Normalize(RegistersItself, Reader):
     """Counts every frame, writes statistics into the loss, and scales drawn rewards of any age alike."""
+
+    reads = (("next", "reward"),)
 
     def __init__(self, config: NormalizeConfig, features: int) -> None:
         self._config = config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictParams
 from torch import nn
 from torchrl.checkpoint import Checkpoint
@@ -32,6 +32,7 @@ from rlsync.core.plan import POLICY
 from rlsync.core.trigger import Counters
 from rlsync.torchrl_plugin.compat import in_place_of, present
 from rlsync.torchrl_plugin.compat.distributed import Remote
+from rlsync.torchrl_plugin.compat.replay import Fields, RowBuffer
 
 _COMPONENT = "trainer_module."  #: what a Checkpoint calls a module of a trainer, before its name
 
@@ -194,6 +195,36 @@ def is_actors_turn(stepper: TD3OptimizationStepper) -> bool:
     """Count an update of TD3; whether it is one of the actor, too. Until the stepper has a method for it."""
     stepper._update_counter += 1
     return stepper._update_counter % stepper.policy_update_delay == 0
+
+
+class Reader:
+    """A hook that reads, of the batch of an update, ``reads`` and what others wrote into it; nothing else."""
+
+    reads: tuple[NestedKey, ...] = ()
+
+
+def fields_read(trainer: Trainer) -> set[NestedKey] | None:
+    """The fields that hooks read of the batches of updates; None if one of them may read any."""
+    fields: set[NestedKey] = set()
+    for op, _ in [*trainer._process_optim_batch_ops, *trainer._post_optim_log_ops]:
+        owner = _owner(_unwrapped(op))
+        if isinstance(owner, Reader) and _ours(owner):
+            fields.update(owner.reads)
+        elif type(owner) is not ReplayBufferTrainer:  # which draws them
+            return None
+    return fields
+
+
+def draw_only(trainer: Trainer, buffer: RowBuffer, fields: Callable[[], Fields | None]) -> None:
+    """Let updates draw only these fields of a buffer; None: all. Until a trainer can ask for some."""
+
+    @in_place_of(trainer, "_process_optim_batch_hook")
+    def process(trainer: Trainer, batch: TensorDictBase) -> TensorDictBase:
+        buffer.fields = fields()
+        try:
+            return type(trainer)._process_optim_batch_hook(trainer, batch)
+        finally:
+            buffer.fields = None  # whoever draws for another purpose gets all
 
 
 _ALIKE = (RandomSampler, SamplerWithoutReplacement)  #: samplers without priorities

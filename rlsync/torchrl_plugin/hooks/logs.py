@@ -11,7 +11,8 @@ from torch import Tensor
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError
-from rlsync.torchrl_plugin.compat.trainers import free_name, registered_modules
+from rlsync.torchrl_plugin.compat.stamps import STAMP
+from rlsync.torchrl_plugin.compat.trainers import Reader, free_name, registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require, require_trainer
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
@@ -122,7 +123,7 @@ class LogReceipts(Logs, RegistersItself):
         }
 
 
-class LogPolicyLag(Logs, RegistersItself):
+class LogPolicyLag(Logs, RegistersItself, Reader):
     """Log the staleness of consumed frames and the workers' policy lag through the trainer's logger.
 
     A frame is consumed when it is part of a batch that an optimizer step is about to use. A frame that is
@@ -155,6 +156,8 @@ class LogPolicyLag(Logs, RegistersItself):
         >>> hook = LogPolicyLag(SyncWeights({"policy": "loss_module.actor_network"}))
         >>> # after the SyncWeights: hook.register(trainer)
     """
+
+    reads = (STAMP,)
 
     def __init__(self, sync: SyncWeights, *, prefix: str = "policy_lag") -> None:
         super().__init__(sync, prefix)

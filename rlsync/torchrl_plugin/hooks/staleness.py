@@ -11,6 +11,8 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
 from rlsync.core.path import check_choice, check_count
+from rlsync.torchrl_plugin.compat.stamps import STAMP
+from rlsync.torchrl_plugin.compat.trainers import Reader
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of
 from rlsync.torchrl_plugin.hooks.logs import Logs
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
@@ -20,7 +22,7 @@ Action = Literal["drop", "wait", "raise"]
 Unknown = Literal["keep", "drop", "raise"]
 
 
-class BoundStaleness(Logs, RegistersItself):
+class BoundStaleness(Logs, RegistersItself, Reader):
     """Keep the staleness of every consumed frame at or below a bound, in versions.
 
     ``"drop"`` removes frames that are too old from the batch that an optimizer step is about to use. In a
@@ -69,6 +71,8 @@ class BoundStaleness(Logs, RegistersItself):
         >>> hook = BoundStaleness(sync, 2, "drop")
         >>> # sync.register(trainer); hook.register(trainer)
     """
+
+    reads = (STAMP,)
 
     def __init__(
         self, sync: SyncWeights, max_versions: int, action: Action = "drop", *, unknown: Unknown = "raise"
