@@ -290,7 +290,7 @@ def laser(folder: Path) -> Config:
 def test_a_frame_is_made_again_as_the_learner_took_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe, given, place
 ) -> None:
-    """In a slot time comes first and a choice is a number; in transitions time is last, and it is one-hot."""
+    """In a slot time comes first, and a choice is a number; in transitions it comes last, and is one-hot."""
     made: dict[tuple[int, int], Any] = {}
     taken = RecordSchedule._taken
 

@@ -13,6 +13,7 @@ from rlsync.cli.compose.composing import written
 from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import run_files
+from rlsync.recipes.td3 import TD3Config
 from tests.recipes.test_registry import rlsync
 
 RUNS = Path(__file__).parents[1] / "data" / "earlier_runs"
@@ -72,6 +73,57 @@ def test_a_key_that_has_gone_is_left_out_where_it_was_null_and_refused_where_it_
     OmegaConf.save(found, file)
     with pytest.raises(ConfigError, match="'gone' not in 'DQNConfig'"):
         written(file)
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    ("kind", "lag", "workers"),
+    [("sync", 0, 2), ("async", None, 2), ("in_process", 0, 0)],
+)
+@pytest.mark.parametrize("run", ["dqn"], indirect=True)
+def test_the_kind_of_an_earlier_collector_is_a_lag_now(
+    run: Path, kind: str, lag: int | None, workers: int
+) -> None:
+    file = run / run_files.RESOLVED
+    found = OmegaConf.load(file)
+    found.collector.kind, found.collector.transport = kind, "board"
+    OmegaConf.save(found, file)
+    collector = written(file).collector
+    assert (collector.lag, collector.num_workers) == (lag, workers)
+
+
+@pytest.mark.parametrize("run", ["impala"], indirect=True)
+def test_a_lag_that_an_earlier_run_had_is_kept_and_another_kind_or_transport_is_refused(run: Path) -> None:
+    file = run / run_files.RESOLVED
+    found = OmegaConf.load(file)
+    found.collector.lag = 3
+    OmegaConf.save(found, file)
+    assert written(file).collector.lag == 3
+    found.collector.transport = "store"
+    OmegaConf.save(found, file)
+    with pytest.raises(ConfigError, match="get their weights from a board, and no more by store") as refused:
+        written(file)
+    assert refused.value.where == f"{file}, collector.transport"
+    found.collector.transport = None
+    found.collector.kind = "threads"
+    OmegaConf.save(found, file)
+    with pytest.raises(ConfigError, match="'kind' not in 'CollectorConfig'"):
+        written(file)
+
+
+@pytest.mark.parametrize("run", ["sac"], indirect=True)
+def test_an_earlier_run_of_td3_is_refused_with_a_sentence_that_says_to_start_anew(run: Path) -> None:
+    file = run / run_files.RESOLVED
+    found = OmegaConf.load(file)
+    found.recipe = OmegaConf.structured(TD3Config())
+    assert [route.destination for route in found.sync.map] == ["policy"]
+    OmegaConf.save(found, file)
+    assert written(file).recipe.name == "td3"
+    found.sync.map[0].destination = "policy.module[0]"
+    OmegaConf.save(found, file)
+    with pytest.raises(ConfigError, match="no more as 'policy") as refused:
+        written(file)
+    assert refused.value.cure.startswith("start anew")
 
 
 @pytest.mark.parametrize("run", ["impala"], indirect=True)

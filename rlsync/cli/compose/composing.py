@@ -242,8 +242,9 @@ def file_before(folder: Path) -> Path | None:
 
 def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None) -> Config:
     """The config in a run's ``config.yaml``; keys newer than the run get their defaults, and bounds are not
-    checked. A recipe that lies beside a folder of the user's is imported from there: if this user did not
-    start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
+    checked. What an earlier rlsync called the kind of its collector is a lag now; ConfigError where a run
+    cannot go on as it was. A recipe that lies beside a folder of the user's is imported from there: if this
+    user did not start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
     """
     found = trust.config_in(file)
     try:
@@ -262,12 +263,52 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         model, now = (OmegaConf.select(each, "recipe.model", default={}) for each in (found, known))
         if isinstance(model, DictConfig) and "bfloat16" not in now and model.pop("bfloat16", False):
             found.recipe.update_dtype = BFLOAT16  # its key before
+        _take_lag_for_kind(found, file)
+        _require_map_of_now(found, file)
         _leave_out_what_has_gone(found, known)
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
     except (OmegaConfBaseException, OSError) as error:
         raise trust.unreadable(first_line(error), file) from error
     assert isinstance(config, Config)
     return config
+
+
+#: What the kinds of collectors of earlier runs are now.
+_KINDS: Mapping[str, Mapping[str, int | None]] = {
+    "sync": {"lag": 0},
+    "async": {"lag": None},
+    "in_process": {"lag": 0, "num_workers": 0},
+}
+
+
+def _take_lag_for_kind(found: Any, file: Path) -> None:
+    """Say in keys of now what an earlier rlsync said by ``collector.kind`` and ``collector.transport``."""
+    collector = OmegaConf.select(found, "collector")
+    if not isinstance(collector, DictConfig):
+        return
+    kind, transport = collector.get("kind"), collector.get("transport")
+    if transport not in (None, "board"):
+        what = f"workers of a recipe get their weights from a board, and no more by {transport}"
+        cure = "start anew, without collector.transport; collectors of your own take any WeightSyncScheme"
+        raise ConfigError(what, f"{file}, collector.transport", cure)
+    collector.pop("transport", None)
+    if kind not in _KINDS:  # there is none, or a value that is refused as an unknown key
+        return
+    del collector["kind"]
+    keys = dict(_KINDS[kind])
+    if kind == "async" and "lag" in collector:  # impala had one before
+        del keys["lag"]
+    collector.update(keys)
+
+
+def _require_map_of_now(found: Any, file: Path) -> None:
+    """Refuse the sync map of an earlier td3, whose workers had a module with the noise around the actor."""
+    routes = OmegaConf.select(found, "sync.map", default=[])
+    destinations = [str(OmegaConf.select(route, "destination")) for route in routes]
+    if OmegaConf.select(found, "recipe.name") == "td3" and "policy.module[0]" in destinations:
+        what = "the workers of td3 have the actor as 'policy' now, and no more as 'policy.module[0]'"
+        cure = "start anew: a run of an earlier rlsync cannot go on; or let the rlsync that wrote it do so"
+        raise ConfigError(what, f"{file}, sync.map", cure)
 
 
 def _leave_out_what_has_gone(found: Any, known: Any) -> None:

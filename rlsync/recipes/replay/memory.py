@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import MultiStep
 from torchrl.data.replay_buffers import Storage
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import NotFinite
-from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer
+from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer, keep_common
 from rlsync.torchrl_plugin.compat.trainers import Reader
 
 _ENDS = ("done", "terminated", "truncated")  #: what says that an episode is over after a step
@@ -39,6 +39,8 @@ class Memory(Reader, ABC):
 
     def __init__(self, buffer: RowBuffer) -> None:
         self.buffer = buffer
+        self._stores = False  # whether it has stored a batch
+        self._kept: list[NestedKey] | None = None  # what is stored of each row; None: all
 
     def register(self, trainer: Trainer) -> None:
         """Store and draw in this trainer, which has the buffer as its ``replay_buffer``, for checkpoints."""
@@ -46,8 +48,14 @@ class Memory(Reader, ABC):
         trainer.register_op("process_optim_batch", self.draw)
 
     def store(self, batch: TensorDictBase) -> TensorDictBase:
-        """Keep a batch, which itself is not changed."""
-        self.buffer.store(self.rows(batch))
+        """Keep a batch, which itself is not changed. If rows that were loaded have other entries, of all rows
+        those are kept that both have: an earlier rlsync stored what no update reads.
+        """
+        rows = self.rows(batch)
+        if not self._stores:
+            self._stores = True
+            self._kept = keep_common(self.buffer.storage, rows)
+        self.buffer.store(rows if self._kept is None else rows.select(*self._kept))
         return batch
 
     def draw(self, batch: Any) -> TensorDictBase:

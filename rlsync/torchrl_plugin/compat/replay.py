@@ -17,6 +17,7 @@ from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 from torchrl.envs import Transform
 
 _FILE = "sampler.pt"
+_INDEX = "index"  #: a buffer gives each row its own
 
 
 class OwnSampler(Sampler):
@@ -51,6 +52,23 @@ def rows_given(buffer: ReplayBuffer) -> int | None:
 def forget_rows(storage: Storage) -> None:
     """Let a storage hold no row. Until a storage can be emptied without its buffer."""
     storage._empty()
+
+
+def keep_common(storage: Storage, rows: TensorDictBase) -> list[NestedKey] | None:
+    """Let a storage forget the entries that new rows lack, and say which of theirs it has; None: both have
+    the same. The rows of a checkpoint may have other entries than those of now. Until a storage takes such
+    rows.
+    """
+    stored = getattr(storage, "_storage", None)
+    if not isinstance(stored, TensorDictBase):
+        return None
+    held, new = (set(each.keys(include_nested=True, leaves_only=True)) for each in (stored, rows))
+    held.discard(_INDEX)
+    if held == new - {_INDEX}:
+        return None
+    common: list[NestedKey] = [key for key in new if key in held]
+    storage._storage = stored.select(*common, _INDEX, strict=False)
+    return common
 
 
 class RowBuffer(TensorDictReplayBuffer):
