@@ -15,7 +15,7 @@ from rlsync.cli.main import parser_of
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.recipes import registry
-from rlsync.recipes.settings import THIS_MACHINE
+from rlsync.recipes.run_files import THIS_MACHINE
 
 _EXAMPLES = """examples:
   rlsync cp recipe/ppo

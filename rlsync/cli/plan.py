@@ -36,6 +36,8 @@ GLOSSARY = {
     "ratio": "updates for each frame, those of the prefill not counted; pace/ratio in logs of recipes that "
     "have recipe.pace",
     "publish": "a new version of the weights becomes visible to all workers",
+    "rollout": "the steps that a worker makes in all its environments with one version of the weights",
+    "lag": "how many rollouts of each worker may be ahead of the learner (collector.lag)",
 }
 
 
@@ -81,13 +83,13 @@ def as_text(config: Config, plan: Timeline) -> str:
 
 
 def _workers(config: Config) -> str:
-    workers, envs, more = config.workers_per_node, config.env.num_envs, more_frames(config)
-    batches = config.recipe.batches(config)
-    whose = "the learner's own process" if config.in_process else f"{workers}"
-    told = (
-        f"{whose}, each with {_of(envs, 'environment')}: {_of(batches.steps, 'policy call')} for a rollout, "
+    batches, more = config.recipe.batches(config), more_frames(config)
+    workers = "none, the learner has its" if config.in_process else f"{config.workers_per_node}, each with"
+    told = f"{workers} {_of(config.env.num_envs, 'environment')}: "
+    told += (
+        f"{_of(batches.steps, 'policy call')} for a rollout, {_of(batches.rollouts, 'rollout')} for a batch; "
     )
-    told += f"{_of(batches.rollouts, 'rollout')} for a batch; {config.lag_facts()}"
+    told += config.lag_facts()
     return told if more is None else f"{told}; more frames a second: {more}"
 
 

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from rlsync.cli.main import name_it, parser_of, print_document
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
+from rlsync.core.schedule import lag_in_words
 from rlsync.core.whole_file import json_of, record_in
 from rlsync.recipes import run_files as files
 from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
@@ -95,6 +97,7 @@ class RunStatus:
     ended: Ended | None = None  # how the run ended, if it did so by itself
     statistics: files.RunStatistics | None = None  # what the run last wrote of itself
     agents: tuple[RunStatus, ...] = ()  # of a population
+    lag: str = ""  # how old the weights are that workers act with, in words; empty if it cannot be known
 
     @property
     def healthy(self) -> bool:
@@ -151,12 +154,24 @@ def status_of(run: Path) -> RunStatus:
         return _population(run, agents)
     found, statistics, schedule = _state_of(run), files.statistics_in(run), run / files.SCHEDULE
     told = [found.told, *(() if statistics is None else (str(statistics),))]
+    lag = lag_of(run)
+    told += [lag] if lag else []
     if found.ended is None and statistics is not None and statistics.evaluations_ended is not None:
         told.append(statistics.evaluations_ended)
     if schedule.is_file():
         told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
     version = statistics.version if found.version is None and statistics else found.version
-    return replace(found, told="\n".join(told), statistics=statistics, version=version)
+    return replace(found, told="\n".join(told), statistics=statistics, version=version, lag=lag)
+
+
+def lag_of(run: Path) -> str:
+    """How old the weights are that a run's workers act with, as its config says; empty where it does not."""
+    try:
+        config = yaml.safe_load((run / files.RESOLVED).read_text())
+        collector, here = config["collector"], config["cluster"]["kind"] == files.THIS_MACHINE
+        return lag_in_words(collector["lag"], in_process=here and collector["num_workers"] == 0)
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):  # another rlsync wrote it
+        return ""
 
 
 def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:

@@ -166,7 +166,8 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
             bound = spec.metadata["bound"]
             hint = did_you_mean(nearest_name(str(value), bound._names))
-            yield ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}")
+            none = ", or null" if "None" in str(spec.type) else ""
+            yield ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}{none}")
 
 
 def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:

@@ -101,10 +101,10 @@ def file_errors(config: Config) -> Iterator[RlsyncError]:
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key whose device this machine lacks, or whose list does not fit the workers."""
-    collector = config.collector
+    devices, workers = config.collector.device, config.workers_per_node
     yield from caught(lambda: device_named(config.learner.device, "learner.device"))
-    workers = max(1, collector.num_workers)
-    yield from caught(lambda: device_of_each(collector.device, workers, "collector.device"))
+    if isinstance(devices, str) or not config.in_process:
+        yield from caught(lambda: device_of_each(devices, workers, "collector.device"))
     yield from caught(lambda: device_named(config.evaluation.device, "evaluation.device"))
 
 
@@ -132,8 +132,6 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
             what = f"{amount!r} is no amount of a resource"
             yield ConfigError(what, f"cluster.resources.{name}", "give a number > 0")
-    if not isinstance(devices := config.collector.device, str):
-        yield from caught(lambda: device_of_each(devices, config.workers_per_node, "collector.device"))
 
 
 def in_process_errors(config: Config) -> Iterator[RlsyncError]:
@@ -159,6 +157,8 @@ def batch_errors(config: Config) -> Iterator[RlsyncError]:
     what = f"a batch of {frames} frames is not as many steps of each of {envs} environments"
     near = max(1, frames // envs) * envs
     cure = f"give a multiple of collector.num_workers x env.num_envs = {envs}, for example {near}"
+    if config.in_process:
+        cure = f"give a multiple of env.num_envs = {envs}, for example {near}"
     if not config.cluster.here:
         cure = f"give a multiple of {envs}, the environments of cluster.min_nodes nodes, for example {near}"
     yield ConfigError(what, "collector.frames_per_batch", cure)
@@ -168,8 +168,13 @@ def schedule_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key that leaves no fixed lag, or no life to make again, where that is asked for."""
     own, seconds, lag = vars(config.recipe), config.sync.when.unit == "seconds", config.collector.lag
     full = own.get("when_full", "block")
+    if lag is not None and lag > 0 and not config.cluster.here:
+        what = f"the nodes of a cluster keep no lag of {lag}"
+        cure = (
+            "give collector.lag=0 (a batch has frames of the newest version alone) or null, or cluster=none"
+        )
+        yield ConfigError(what, f"collector.lag={lag}", cure)
     without_lag = {
-        "cluster.kind": "give 0 or null: nodes keep no other lag" if lag and not config.cluster.here else "",
         "sync.when.unit": "count batches, frames or optim_steps" if seconds and config.cluster.here else "",
         "recipe.when_full": "" if full == "block" else "give block",
     }

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.extensions import LOGGERS
+from rlsync.core.schedule import lag_in_words
 from rlsync.evaluation.play import GIVE_UP_AFTER_S, GIVE_UP_AFTER_STEPS
 from rlsync.recipes import bounds
 from rlsync.recipes.env_settings import AtariConfig as AtariConfig
 from rlsync.recipes.env_settings import EnvConfig as EnvConfig
 from rlsync.recipes.env_settings import RenderedConfig as RenderedConfig
+from rlsync.recipes.run_files import THIS_MACHINE
 from rlsync.recipes.sync_settings import RouteConfig as RouteConfig
 from rlsync.recipes.sync_settings import SyncConfig as SyncConfig
 from rlsync.recipes.sync_settings import WhenConfig as WhenConfig
@@ -37,8 +39,6 @@ BFLOAT16 = "bfloat16"
 DeviceOrList = Any  #: what OmegaConf has no type for: the name of a device, or a list of names
 
 CHECKPOINT_REST_S = 30.0  #: seconds between two checkpoints at least, where a run says nothing of them
-
-THIS_MACHINE = "none"  #: what ``cluster.kind`` says where all workers are on this machine
 
 
 @dataclass
@@ -331,12 +331,7 @@ class Config:
 
     def lag_facts(self) -> str:
         """How old the weights are that workers act with, in words."""
-        lag = 0 if self.in_process else self.collector.lag
-        if lag is None:
-            return "no fixed lag: workers act with the newest version"
-        return f"lag {lag}: " + (
-            "workers wait for each version" if lag == 0 else "workers act while it learns"
-        )
+        return lag_in_words(self.collector.lag, in_process=self.in_process)
 
     def __post_init__(self) -> None:
         # Relative paths mean the working directory of now: an environment may change it later.

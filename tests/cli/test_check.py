@@ -6,12 +6,14 @@ import errno
 import json
 import multiprocessing.process
 import os
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from rlsync.cli.compose.refusals import GONE
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError, RlsyncWarning
 from rlsync.recipes.run_files import RECEIPTS
@@ -32,14 +34,15 @@ WRONG_KEYS = {
     "recipe.lrr=-1": "unknown key 'recipe.lrr'",
     "recipee=ppo": "unknown key 'recipee'",
     "recipe.gamma=1.5": "recipe.gamma cannot be 1.5",
-    "collector.num_workers=0": "collector.num_workers cannot be 0",
+    "collector.num_workers=-1": "collector.num_workers cannot be -1",
+    "collector.lag=-1": "collector.lag cannot be -1",
     "sync.when.unit=batchs": "no unit 'batchs'",
     "sync.when.steps_ahead=-1": "steps ahead",
     "sync.map.0.source=loss_module..actor": "cannot read the path 'loss_module..actor'",
     "sync.map.0.dtype=bfloat61": "no dtype 'bfloat61'",
     "env.id=CartPol-v1": "cannot make the environment 'CartPol-v1'",
     "learner.device=cuda:99": "no device 'cuda:99': this machine has ",
-    "collector.device=[cpu]": "1 device for 0 workers",
+    "collector.device=[cpu,cpu]": "2 devices for 1 worker",
     "evaluation.device=gpu": "no device is called 'gpu'",
     "resume=nowhere": "/nowhere' does not exist",
 }
@@ -121,6 +124,7 @@ def test_what_is_shipped_is_fine_and_what_was_tried_is_told(capsys: pytest.Captu
         "nothing is wrong with this config",
         "settings recipe/ppo with tuned/ppo_cartpole (CartPole-v1, for recipe=ppo)",
         "plays CartPole-v1",
+        "workers 2; lag 1: workers act while the learner learns",
         "ends at a mean return of 475 over 20 episodes, or after 150,000 frames",
     ]
 
@@ -128,7 +132,7 @@ def test_what_is_shipped_is_fine_and_what_was_tried_is_told(capsys: pytest.Captu
 @pytest.mark.seconds
 @pytest.mark.thorough
 def test_every_shipped_recipe_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
-    for sweep, count in ((["recipe=glob(*)"], 9), (["recipe=ppo,dqn", "collector=sync,async"], 4)):
+    for sweep, count in ((["recipe=glob(*)"], 9), (["recipe=ppo,dqn", "collector.lag=0,null"], 4)):
         assert main(["check", "-m", *sweep]) == 0
         assert capsys.readouterr().out.splitlines()[0] == f"nothing is wrong with these {count} configs"
 
@@ -268,26 +272,126 @@ def test_help_has_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str])
     assert "exit status: 0 nothing is wrong, 2 something is" in said
 
 
-@pytest.mark.parametrize("recipe", ["impala", "laser"])
 @pytest.mark.one_case
-def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
-    recipe: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("collector.lag=0",), "2; lag 0: workers wait for each update"),
+        (("collector.lag=3",), "2; lag 3: workers act up to 3 rollouts ahead of the learner"),
+        (("recipe=impala",), "2; no fixed lag: workers act with the newest version"),
+        (("collector.num_workers=0",), "none; lag 0: the learner's own process acts between its updates"),
+        (
+            ("cluster=ray", "cluster.workers_per_node=4"),
+            "4 on each node; lag 0: workers wait for each update",
+        ),
+    ],
+)
+def test_who_acts_and_how_far_ahead_is_told(
+    words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (error,) = checked(capsys, f"recipe={recipe}", "collector=sync")
-    assert error["where"] == "collector.kind"
-    assert not checked(capsys, f"recipe={recipe}", "collector=async")
+    assert main(["check", *words]) == 0
+    assert f"\nworkers {says}\n" in capsys.readouterr().out
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("word", GONE)
+@pytest.mark.parametrize("add", ["", "+"])
+def test_what_habit_types_and_is_gone_is_told_with_what_takes_its_place(
+    word: str, add: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = add + (word if "=" in word else f"{word}=sync")
+    (error,) = checked(capsys, line)
+    assert error["where"] == f"override {line}"
+    assert error["cure"] == GONE[word]
+    given = re.findall(r"collector\.lag=(?:0|null)|collector\.num_workers=0|sync=actor", error["cure"])
+    for instead in given:
+        if not instead.startswith("sync="):  # of another map a check starts the workers
+            assert not checked(capsys, instead)
+    assert given or word == "collector.transport"
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    ("yaml", "cure"),
+    [
+        ("defaults: [override /collector: async]", "collector.lag=null"),
+        ("collector: {kind: async}", "collector.lag=0"),
+        ("collector: {transport: board}", "leave it out"),
+    ],
+)
+def test_what_is_gone_is_told_of_a_file_of_the_users_too(
+    yaml: str, cure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe").mkdir()
+    defaults = "defaults: [/schema/recipe/ppo@recipe, _self_]\n"
+    if yaml.startswith("defaults"):
+        defaults, yaml = defaults.replace("]", f", {yaml.removeprefix('defaults: [')}"), ""
+    text = f"# @package _global_\n{defaults}recipe: {{name: ppo}}\n{yaml}\n"
+    (tmp_path / "recipe" / "mine.yaml").write_text(text)
+    (error,) = checked(capsys, f"--config-dir={tmp_path}", "recipe=mine")
+    assert cure in error["cure"]
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    ("words", "what", "where", "cure"),
+    [
+        (("collector.lag=-1",), "collector.lag cannot be -1", "collector.lag", "a number >= 0, or null"),
+        (
+            ("collector.num_workers=0", "collector.device=[cpu,cpu]"),
+            "a list of devices has one for each worker",
+            "collector.device",
+            "give one device",
+        ),
+        (
+            ("cluster=ray", "collector.num_workers=0"),
+            "the nodes of a cluster have no worker",
+            "collector.num_workers=0",
+            "give 1 or more, or cluster=none",
+        ),
+        (
+            ("cluster=ray", "collector.lag=2"),
+            "the nodes of a cluster keep no lag of 2",
+            "collector.lag=2",
+            "or cluster=none",
+        ),
+        (
+            ("collector.frames_per_batch=2047",),
+            "a batch of 2047 frames is not as many steps of each of 16 environments",
+            "collector.frames_per_batch",
+            "collector.num_workers x env.num_envs = 16, for example 2032",
+        ),
+        (
+            ("collector.frames_per_batch=2047", "collector.num_workers=0"),
+            "a batch of 2047 frames is not as many steps of each of 8 environments",
+            "collector.frames_per_batch",
+            "a multiple of env.num_envs = 8, for example 2040",
+        ),
+    ],
+)
+def test_a_lag_workers_and_batches_that_do_not_fit_are_told_once_each_in_three_lines(
+    words: tuple[str, ...], what: str, where: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (error,) = checked(capsys, *words)
+    assert error["what"].startswith(what)
+    assert error["where"].startswith(where)
+    assert cure in error["cure"]
+
+
+def test_a_list_of_devices_has_one_for_each_worker_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("cluster=ray", "cluster.workers_per_node=4")
+    assert not checked(capsys, *words, "collector.device=[cpu,cpu,cpu,cpu]")
+    assert whats(capsys, *words, "collector.device=[cpu,cpu]") == ["2 devices for 4 workers"]
 
 
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     ("words", "asked", "key"),
     [
-        (("recipe=ppo",), "collector.lag", "collector.lag"),
-        (("recipe=impala", "cluster=ray"), "collector.lag", "cluster.kind"),
-        (("recipe=impala", "sync.when.unit=seconds"), "collector.lag", "sync.when.unit"),
+        (("recipe=ppo", "sync.when.unit=seconds"), "collector.lag", "sync.when.unit"),
         (("recipe=laser", "recipe.when_full=drop_oldest"), "collector.lag", "recipe.when_full"),
         (("recipe=impala", "cluster=ray"), "life_frames", "cluster.kind"),
-        (("recipe=sac", "sync.when.unit=seconds"), "life_frames", "sync.when.unit"),
+        (("recipe=sac", "sync.when.unit=seconds", "collector.lag=null"), "life_frames", "sync.when.unit"),
         (("recipe=laser", "recipe.when_full=drop_newest"), "life_frames", "recipe.when_full"),
         (("recipe=dqn", "sync.digest_every=null"), "life_frames", "sync.digest_every"),
     ],
@@ -297,8 +401,8 @@ def test_what_a_fixed_lag_or_lives_cannot_go_with_is_refused_by_its_key(
 ) -> None:
     (error,) = checked(capsys, *words, f"{asked}=1")
     assert error["where"] == key
-    assert f"leave {asked} out" in error["cure"]
-    assert "laser" in error["cure"] or key != "collector.lag"
+    otherwise = {"collector.lag": "or give collector.lag=null", "life_frames": "or leave life_frames out"}
+    assert error["cure"].endswith(otherwise[asked])
 
 
 def test_that_a_folder_has_no_checkpoint_is_told_before_the_keys_that_its_run_would_have(
@@ -313,7 +417,7 @@ def test_that_a_folder_has_no_checkpoint_is_told_before_the_keys_that_its_run_wo
 def test_more_workers_than_fit_into_memory_are_told(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     errors = checked(capsys, f"recipe={recipe}", "collector.num_workers=21657356972")
     assert errors[0]["what"] == "collector.num_workers cannot be 21657356972"
-    assert errors[0]["cure"] == "give a number > 0 and <= 1000"
+    assert errors[0]["cure"] == "give a number >= 0 and <= 1000"
     assert "21657356972 workers are more than a machine runs" in {error["what"] for error in errors}
 
 
@@ -385,7 +489,7 @@ def test_a_replay_that_cannot_be_is_told_by_its_key(
 OWN_RECIPES = """
 from dataclasses import dataclass
 from rlsync.recipes import ppo
-from rlsync.recipes.registry import Recipe
+from rlsync.recipes.registry import Acting, Recipe
 
 @dataclass
 class Settings(ppo.PPOConfig):
@@ -406,12 +510,13 @@ class Words(ppo.PPOConfig):
 class Critics(ppo.PPOConfig):
     name: str = "critics"
 
-def critic(run):
-    return ppo.make_loss(run.recipe, run.spaces).critic_network
+def critic(run, deterministic):
+    player = ppo.RECIPE.acting(run, deterministic).player
+    return Acting(ppo.make_loss(run.recipe, run.spaces).critic_network, player)
 
 CRITICS = Recipe("critics", Critics, ppo.RECIPE.probe, ppo.RECIPE.trainer, critic)
 FORGETS = Recipe("forgets", Settings, ppo.RECIPE.probe, lambda run: None, ppo.RECIPE.acting)
-NUMBERS = Recipe("numbers", Numbers, ppo.RECIPE.probe, ppo.RECIPE.trainer, lambda run: 3)
+NUMBERS = Recipe("numbers", Numbers, ppo.RECIPE.probe, ppo.RECIPE.trainer, lambda run, deterministic: 3)
 WORDS = Recipe("words", Words, ppo.RECIPE.probe, ppo.RECIPE.trainer, ppo.RECIPE.acting)
 """
 
@@ -436,15 +541,5 @@ def test_what_an_installed_recipe_makes_is_looked_at(
     yaml = f"# @package _global_\n{schema}recipe:\n  name: {name}\n"
     (tmp_path / package / "configs" / "recipe" / f"{name}.yaml").write_text(yaml)
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["check", f"recipe={name}", "collector=in_process"]) == 2
+    assert main(["check", f"recipe={name}", "collector.num_workers=0"]) == 2
     assert capsys.readouterr().out.startswith(told)
-
-
-def test_a_transport_of_a_package_is_made_before_it_is_called_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    as_installed(tmp_path, "own_wire", "[rlsync.transports]\nwire = own_wire:Wire\n")
-    (tmp_path / "own_wire.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert main(["check", "collector.transport=wire"]) == 2
-    assert "has no attribute 'Wire'" in capsys.readouterr().out

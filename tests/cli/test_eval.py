@@ -60,7 +60,7 @@ def small(recipe: str, run_dir: Path) -> Config:
     elif recipe == "impala":
         config.env.num_envs = 2
         config.collector.frames_per_batch = 40
-        config.collector.kind = "async"
+        config.collector.lag = None
         config.recipe = ImpalaConfig(
             total_frames=160,
             target_return=None,
@@ -426,7 +426,7 @@ def test_pong_from_pixels_is_evaluated_and_filmed_in_colour(
     config = Config(
         run_dir=str(tmp_path),
         env=AtariConfig("ALE/Pong-v5", 2, max_episode_frames=400),
-        collector=CollectorConfig("async", frames_per_batch=80),
+        collector=CollectorConfig(frames_per_batch=80, lag=None),
         recipe=ImpalaConfig(total_frames=160, target_return=None, unroll_length=20, batch_size=4),
     )
     assert train(config) == 0

@@ -147,7 +147,7 @@ def test_a_run_in_a_thread_is_refused_before_it_has_a_folder(
 
 
 def train_in_daemon(pipe: Connection) -> None:
-    pipe.send(main(["train", "collector=sync"]))
+    pipe.send(main(["train"]))
 
 
 @pytest.mark.processes

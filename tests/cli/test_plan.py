@@ -85,7 +85,7 @@ def on_policy(name: str) -> Config:
         model=ModelConfig(hidden=[16]),
         replay=replay,
     )
-    collector = CollectorConfig(kind="async", num_workers=1, frames_per_batch=40)
+    collector = CollectorConfig(num_workers=1, frames_per_batch=40, lag=None)
     when = WhenConfig(every=2, unit="batches")
     return Config(env=EnvConfig(num_envs=2), recipe=recipe, collector=collector, sync=SyncConfig(when=when))
 
@@ -132,8 +132,29 @@ SAC = """plan of sac on CartPole-v1
   publish                    every 1 batches: 1,000 versions after the first
   evaluation                 never
   checkpoint                 every 5,000 frames and 30 s, and at the end
-  workers                    2, each with 1 environment: 50 policy calls for a batch; more frames a second: env.num_envs=2
+  workers                    2, each with 1 environment: 50 policy calls for a rollout, 2 rollouts for a batch; lag 1: workers act while the learner learns; more frames a second: env.num_envs=2
   end                        100,000 frames, 90,000 updates, ratio 1"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("collector", "says"),
+    [
+        (
+            CollectorConfig(2, 64, lag=0),
+            "2, each with 1 environment: 32 policy calls for a rollout, 2 rollouts",
+        ),
+        (
+            CollectorConfig(0, 64),
+            "none, the learner has its 1 environment: 64 policy calls for a rollout, 1 roll",
+        ),
+    ],
+)
+def test_a_plan_says_who_acts_and_with_which_lag(collector: CollectorConfig, says: str) -> None:
+    config = Config(recipe=DQNConfig(), collector=collector)
+    text = as_text(config, timeline(config))
+    assert says in text
+    assert f" for a batch; {config.lag_facts()}" in text
+    assert "lag 0: " in text
 
 
 def test_a_plan_is_a_table_of_what_happens_when() -> None:
@@ -178,9 +199,9 @@ def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest
     ("change", "override"),
     [
         ({"env": EnvConfig(num_envs=4)}, "env.num_envs=8"),
-        ({"env": EnvConfig(num_envs=16)}, "collector=async"),
-        ({"env": EnvConfig(num_envs=4), "collector": CollectorConfig("sync", 2, 8)}, "collector=async"),
-        ({"collector": CollectorConfig("async", 2, 2)}, None),
+        ({"env": EnvConfig(num_envs=16), "collector": CollectorConfig(lag=0)}, "collector.lag=1"),
+        ({"env": EnvConfig(num_envs=4), "collector": CollectorConfig(2, 8, lag=0)}, "collector.lag=1"),
+        ({"collector": CollectorConfig(2, 2)}, None),
     ],
 )
 def test_a_plan_names_a_key_with_which_workers_make_more_frames(
@@ -193,7 +214,7 @@ def test_a_plan_names_a_key_with_which_workers_make_more_frames(
         assert f"more frames a second: {override}" in as_text(config, timeline(config))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     more = more_frames(
-        replace(config, env=replace(config.env, num_envs=16), collector=CollectorConfig("sync", 2, 64))
+        replace(config, env=replace(config.env, num_envs=16), collector=CollectorConfig(2, 192))
     )
     assert more == "collector.num_workers=3"
 

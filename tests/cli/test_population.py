@@ -58,7 +58,7 @@ SHORT = (
         ),
         (
             [
-                *("recipe=impala", "recipe.agents=2", "recipe.vary=[1, 2]", "collector=in_process"),
+                *("recipe=impala", "recipe.agents=2", "recipe.vary=[1, 2]", "collector.num_workers=0"),
                 *("recipe.replay.checkpointed=true", "collector.lag=1", "cluster=ray"),
                 "life_frames=1000",
             ],
@@ -69,7 +69,7 @@ SHORT = (
                 "collector.lag": "2 agents share one replay",
                 "cluster.kind": "2 agents share one replay",
                 "life_frames": "2 agents share one replay",
-                "collector.kind": "cannot be sync",
+                "collector.num_workers": "2 agents share one replay",
             },
         ),
         (
@@ -101,7 +101,7 @@ def test_a_recipe_in_python_trains_one_agent() -> None:
 
     recipe = ImpalaConfig(agents=2, replay=UnrollReplayConfig(ratio=1.0))
     with pytest.raises(ConfigError, match=r"and recipe\.agents is 2"):
-        RECIPE.build(Config(recipe=recipe, collector=CollectorConfig("async", frames_per_batch=160)))
+        RECIPE.build(Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=160, lag=None)))
 
 
 def test_the_best_agent_has_the_best_evaluation_else_the_best_return(tmp_path: Path) -> None:

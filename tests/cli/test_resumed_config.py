@@ -152,8 +152,8 @@ def test_coefficients_that_torchrl_keeps_in_buffers_are_those_of_this_config(run
 @pytest.mark.seconds
 @pytest.mark.usefixtures("fork_workers")
 def test_another_number_of_workers_and_another_logger_are_honoured(runs: Path) -> None:
-    job, trainer = built(runs, "collector.num_workers=1", "collector=async", "logger=csv", "run_dir=null")
-    assert (job.config.collector.num_workers, job.config.collector.kind) == (1, "async")
+    job, trainer = built(runs, "collector.num_workers=1", "collector.lag=null", "logger=csv", "run_dir=null")
+    assert (job.config.collector.num_workers, job.config.collector.lag) == (1, None)
     assert (job.config.logger.kind, job.config.collector.frames_per_batch) == ("csv", 256)
     assert trainer.collected_frames == 512
 

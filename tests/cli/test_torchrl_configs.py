@@ -138,8 +138,8 @@ def test_torchrls_groups_do_not_turn_up_among_those_of_rlsync_train() -> None:
     torchrl_configs.register()
     assert choices()["logger"] == ["csv", "none", "tensorboard", "wandb"]
     assert "trainer" not in choices()
-    (config,) = configs_of("collector=sync", "logger=csv")
-    assert OmegaConf.structured(config).collector.kind == "sync"
+    (config,) = configs_of("collector=workers", "logger=csv")
+    assert OmegaConf.structured(config).collector.lag == 1
 
 
 @pytest.mark.slow

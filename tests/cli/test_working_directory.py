@@ -15,7 +15,6 @@ from tests.tools.parts.moving import ID
 
 pytestmark = [pytest.mark.usefixtures("fork_workers"), pytest.mark.processes, pytest.mark.slow]
 
-IN_PROCESS = ("collector.kind=in_process", "collector.num_workers=1")
 PPO = ("env.num_envs=1", "recipe.num_epochs=1", "collector.frames_per_batch=64", "logger=none")
 
 
@@ -65,7 +64,7 @@ def test_every_verb_finds_and_writes_what_its_relative_path_names(
 
 @pytest.mark.thorough
 def test_the_jobs_of_a_sweep_lie_in_one_folder(here: Path, elsewhere: Path) -> None:
-    train(elsewhere, "-m", "seed=0,1", "recipe.total_frames=64", *IN_PROCESS)
+    train(elsewhere, "-m", "seed=0,1", "recipe.total_frames=64", "collector.num_workers=0")
     assert len(list(here.glob(f"runs/*/*/[01]/{CHECKPOINT}"))) == 2
     assert list(elsewhere.iterdir()) == []
 
@@ -76,7 +75,7 @@ def test_a_run_that_is_built_in_python_writes_to_the_folder_that_its_config_name
 ) -> None:
     config = Config(
         env=EnvConfig(ID, 1, {"folder": str(elsewhere)}),
-        collector=CollectorConfig("in_process", num_workers=1, frames_per_batch=64),
+        collector=CollectorConfig(num_workers=0, frames_per_batch=64),
         recipe=PPOConfig(total_frames=64, hidden=[8], target_return=None),
         run_dir="it",
     )

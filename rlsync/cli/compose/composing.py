@@ -169,7 +169,7 @@ def _fitting(
 
 
 def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
-    """Where the settings of a run come from, what it plays, and when it ends."""
+    """Where the settings of a run come from, what it plays, who acts, and when it ends."""
     recipe = config.recipe
     files = {file.name: file for file in shipped.groups(own).get(TUNED, [])}
     tuned = files.get(str(choices.get(TUNED)))
@@ -183,7 +183,14 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
         origin += f" with {tuned}" + (f" ({about})" if about else "")
     goal, ends = recipe.goal(), f"after {recipe.total_frames:,} frames"
     ends = f"{goal}, or {ends}" if goal else f"{ends}; no target return is set"
-    return {"settings": origin, "plays": config.env.facts(), "ends": ends}
+    where = "" if config.cluster.here else " on each node"
+    workers = "none" if config.in_process else f"{config.workers_per_node}{where}"
+    return {
+        "settings": origin,
+        "plays": config.env.facts(),
+        "workers": f"{workers}; {config.lag_facts()}",
+        "ends": ends,
+    }
 
 
 def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: list[Override]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
@@ -30,6 +30,22 @@ FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
 
 #: What a group does not offer is given by a key.
 _BY_KEY = {ENV: "an environment by its id write env.id", "logger": "a logger of a package write logger.kind"}
+
+_LAGS = (
+    "give collector.lag=0, with which workers wait for each update (sync), collector.lag=null, with which "
+    "nobody waits (async), or collector.num_workers=0, with which the learner's own process acts (in_process)"
+)
+
+#: What a habit types that rlsync has no longer, a key or a choice; and what to give in its place.
+GONE = {
+    "collector.kind": _LAGS,
+    "collector=sync": "give collector.lag=0: workers wait for each update",
+    "collector=async": "give collector.lag=null: workers act with whatever is the newest, and nobody waits",
+    "collector=in_process": "give collector.num_workers=0: the learner's own process acts",
+    "collector.transport": "leave it out: workers of recipes read a board; in a program of yours, "
+    "rlsync.BoardScheme(transport=NAME) takes the transport of an installed package",
+    "sync=actor_behind_noise": "give sync=actor: workers of td3 add the noise themselves",
+}
 
 _A_MAP = (
     "an entry of the sync map goes by its number, sync.map.0.source=PATH; or give all, quoted for the shell: "
@@ -73,6 +89,7 @@ def of_option(override: Override, offers: list[str], bad: Mapping[str, ConfigErr
     elif option not in offers:
         by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
         cure = f"{did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
+        cure = GONE.get(f"{group}={option}", cure)
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
         yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")
@@ -93,7 +110,7 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
         yield ConfigError(f"unknown key {key!r}", where, _all_entries(f"{above}.0"))
     elif key not in known:
         near = did_you_mean(nearest(key, [*known, *groups]))
-        yield ConfigError(f"unknown key {key!r}", where, near + _beside(key, known))
+        yield ConfigError(f"unknown key {key!r}", where, GONE.get(key) or near + _beside(key, known))
     elif override.is_delete():
         cure = _all_entries(key) if key.rpartition(".")[2].isdigit() else f"give it a value; {SEE_ALL}"
         yield ConfigError(f"{key} cannot be left out", where, cure)
@@ -128,6 +145,9 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
         names = [spec.name for spec in fields(inner.object_type)]
         cure = f"{did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
+        cure = GONE.get(str(inner.full_key), cure)
+    if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).replace("/", "=") in GONE:
+        cure = GONE[str(error.missing_cfg_file).replace("/", "=")]
     if in_file := _IN_FILE.search(str(error)):
         return ConfigError(what, f"{in_file['file']}.yaml", cure)
     guilty = max((line for line in words if line in str(error)), key=len, default="")
