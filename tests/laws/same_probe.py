@@ -167,15 +167,15 @@ def recorded(words: list[str], run: Path) -> dict[str, str]:
 
 def made_again(words: list[str], run: Path, folder: Path) -> dict[str, str]:
     """How the digests of a recorded run compare with those of its rerun. Where there is no record that this
-    rlsync can read, it records the run itself.
+    rlsync can read, it records the run itself; then a difference is an error, whatever was altered.
     """
     from rlsync.cli.main import main
 
     told = io.StringIO()
     with redirect_stdout(told):
         status = main(["rerun", str(run), f"--into={folder / 'again'}", "--json", "--trust"])
+    own = folder / "own"
     if status == CANNOT_BE_MADE_AGAIN:
-        own = folder / "own"
         assert run != own, "what was recorded here cannot be made again"
         recorded(words, own)
         return made_again(words, own, folder)
@@ -183,7 +183,9 @@ def made_again(words: list[str], run: Path, folder: Path) -> dict[str, str]:
     if status == 0:
         return {"digests": "equal"}
     where = f"unequal at version {found['unequal']}" if found["unequal"] else "none"
-    return {"digests": f"{where}: {', '.join(found['leaves'])}; {found['window']}"}
+    digests = f"{where}: {', '.join(found['leaves'])}; {found['window']}"
+    assert run != own, f"what was recorded here was not made again: {digests}"
+    return {"digests": digests}
 
 
 # --------------------------------------------------------------------- one publish through each endpoint

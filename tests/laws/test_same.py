@@ -28,6 +28,8 @@ def test_a_digest_sees_one_changed_bit_another_name_and_another_dtype() -> None:
         ({"losses": "1"}, {"losses": "2"}, {"sac"}, True),
         ({"losses": "1"}, {}, set(), False),
         ({FAILED: "no"}, {FAILED: "no"}, {"sac"}, False),
+        ({FAILED: "no"}, {"losses": "1"}, {"sac"}, True),
+        ({FAILED: "no"}, {"losses": "1"}, set(), False),
     ],
 )
 def test_a_difference_is_told_unless_a_commit_says_that_it_alters_the_recipe(
