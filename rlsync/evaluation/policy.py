@@ -49,7 +49,6 @@ class Policy(nn.Module):
         self.others = nn.ModuleList(m for m in self.player.modules.values() if m is not self.network)
         self.requires_grad_(False)
         self._origin = dict(origin or {})
-        self._generator = torch.Generator()
         self.register_buffer("_place", torch.empty(0), persistent=False)  # it moves with the weights
         #: The state of one environment before its first step; empty if it needs none.
         self.memory = self.begin()
@@ -76,7 +75,7 @@ class Policy(nn.Module):
     def begin(self, num_envs: int = 1) -> State:
         """The state before the first step of N environments."""
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            state = self.player.begin(num_envs, self._generator)  # which seeds torch for TorchRL's policies
+            state = self.player.begin(num_envs, torch.Generator())  # which seeds torch for TorchRL's policies
         if any(record.name == keys.LAST_REWARD for record in self.player.records):
             state[keys.REWARD] = torch.zeros(num_envs, device="cpu")
         if state:
@@ -102,12 +101,13 @@ class Policy(nn.Module):
             state = self.begin(len(seen)) if self.memory else {}
         is_init = state.get(keys.IS_INIT, seen.new_ones(seen.shape[:1], dtype=torch.bool))
         reward = state.get(keys.REWARD, seen.new_zeros(seen.shape[:1], dtype=torch.float32))
-        if not self.greedy:
+        generator = torch.default_generator  # also what a greedy player draws, such as a model's state
+        if self.device.type != "cpu":
             seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-            self._generator = torch.Generator(self.device).manual_seed(seed)
+            generator = torch.Generator(self.device).manual_seed(seed)
         ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
         carried = {name: value for name, value in state.items() if name not in ours}
-        acted = self.player.act(seen, is_init, reward, carried, self._generator)
+        acted = self.player.act(seen, is_init, reward, carried, generator)
         action = self.actions.sent(acted.action)
         action = action.squeeze(0) if alone else action
         after = acted.state | ours

@@ -96,6 +96,9 @@ class Player(ABC):
     observation_dtype: torch.dtype  #: in which observations are stored, and passed to :meth:`act`
     #: What is stored besides observations, actions, rewards, ends and versions.
     records: Sequence[Record] = ()
+    #: Whether the last observation of an episode that terminates is stored, too: what learns a model of the
+    #: environment reads it. That of a truncated one is stored in any case.
+    keeps_last: bool = False
 
     def __init__(
         self,
@@ -134,11 +137,15 @@ class Player(ABC):
         """
 
     def adopted(self, state: State, version: int) -> State:
-        """What the state becomes when a rollout begins; called before the first step of each rollout.
+        """What a state becomes when a rollout begins with a version; by default it stays as it is.
+
+        A worker calls it before the first step of every rollout, after it has adopted, also where the version
+        is the one before: once for each group of its environments. It may act with the modules, which have
+        the weights of this version. Evaluations play one version, and do not call it.
 
         Args:
-            state: what :meth:`begin` or the last :meth:`act` returned.
-            version: what makes the rollout; often that of the rollout before.
+            state: what :meth:`begin` or the last call of :meth:`act` returned.
+            version: the version that makes the rollout.
         """
         return state
 

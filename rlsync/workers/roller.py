@@ -112,6 +112,10 @@ class Group:
         self._returns[:] = 0.0
         self._lengths[:] = 0
 
+    def adopted(self, version: int) -> None:
+        """Let the player know the version that makes the rollout, before :meth:`begin` writes its state."""
+        self._state = self._seat.player.adopted(self._state, version)
+
     def begin(self, slot: Views, rows: Rows) -> None:
         """Write what is known before a rollout's first step. The slot is written to until :meth:`end`."""
         self._slot = slot
@@ -225,6 +229,7 @@ class Roller:
         slot[keys.EPISODE_LENGTH].zero_()
         slot[keys.POLICY_VERSION].fill_(version)
         for group, rows in zip(groups, self._rows[number], strict=True):
+            group.adopted(version)
             group.begin(slot, rows)
             self._act(group, 0)
         for step in range(1, self._steps):

@@ -177,6 +177,8 @@ class Worker:
         def make(count: int) -> Envs:
             envs = make_venv(settings.env, count)
             check_fits(settings.player, envs, str(settings.env))
+            if settings.player.keeps_last:
+                envs.keep_last()
             return envs
 
         roller = self._roller = Roller(self._seat, make, settings.shape, overlap=settings.overlap)

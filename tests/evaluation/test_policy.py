@@ -161,7 +161,7 @@ def test_a_policy_with_a_memory_says_so_and_others_return_an_action_alone() -> N
         "ppo": [],
         "laser": [],
         "impala-lstm": ["recurrent_state", "last_action", "reward", "is_init"],
-        "dreamer_v1": ["state", "belief", "state_version", "is_init"],
+        "dreamer_v1": ["state", "belief", "previous_action", "is_init"],
     }
 
 

@@ -12,22 +12,19 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.dreamer import config as dreamer_config
 from rlsync.recipes.dreamer import v3
-from rlsync.recipes.dreamer.building import make_player_env
 from rlsync.recipes.dreamer.config import DreamerV3Config
-from rlsync.recipes.dreamer.sequences import SequenceMemory, Sequences
 from rlsync.recipes.env_settings import RenderedConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import EVALUATIONS, IMAGINED_PICTURES
 from rlsync.recipes.settings import Config
-from rlsync.recipes.spaces import ANY, make_env
-from rlsync.workers.envs.specs import RenderedEnvs, make_venv
-from tests.recipes.test_dreamer_recipes import OF, SMALL
+from rlsync.recipes.spaces import ANY
+from rlsync.workers.envs.specs import RenderedEnvs
+from tests.recipes.test_dreamer_recipes import OF, SMALL, WAYS, compare_states
 from tests.recipes.test_recipes import trained
 from tests.tools.parts.configs import configs_of
 
@@ -94,24 +91,6 @@ def test_several_steps_for_an_action_add_their_rewards_up_until_the_episode_ends
     assert rewards == [3.0] * (steps // 3) + [float(steps % 3)]
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_collectors_and_evaluations_see_the_same_pictures(num_envs: int) -> None:
-    config = RenderedConfig("CartPole-v1", num_envs, img_height=32, crop=[160, 320, 0, 600], frameskip=2)
-    collected, played = make_env(config), make_venv(config.spec(), num_envs)
-    try:
-        spec = collected.observation_spec["observation"]
-        assert tuple(spec.shape[-3:]) == played.observation_shape == (3, 32, 64)
-        assert spec.dtype == played.observation_dtype == torch.uint8
-        frames = collected.rollout(3)
-        assert frames["observation"].dtype is torch.uint8
-        first = played.reset(0)
-        assert tuple(first.shape) == (num_envs, 3, 32, 64)
-        assert abs(frames["observation"].float().mean() - first.float().mean()) < 3
-    finally:
-        collected.close()
-        played.close()
-
-
 # ------------------------------------------------------------------ player and learner
 
 
@@ -120,21 +99,7 @@ def test_the_learner_makes_the_state_that_the_player_had_from_pixels_too() -> No
     torch.manual_seed(0)
     recipe = DreamerV3Config(cells=16, belief=16, categoricals=2, classes=1, bins=31, channels=2)
     config = RenderedConfig("CartPole-v1", img_height=16, img_width=16, crop=[160, 320, 0, 600])
-    loss = v3.make_loss(recipe, ANY.probe(config))
-    env = make_player_env(loss.actor_network.primer(), config)
-    frames = env.rollout(8, loss.actor_network)
-    env.close()
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(50), sampler=Sequences(8), batch_size=8)
-    memory = SequenceMemory(buffer, buffer.sampler, {"state": 2, "belief": 16})
-    memory.store(frames)
-    assert buffer[:]["next", "observation"].dtype is torch.uint8
-    rows = buffer[:][buffer[:]["row"].flatten().argsort()][:8].reshape(1, 8).clone()
-    rows["state"], rows["belief"] = torch.zeros(1, 8, 2), torch.zeros(1, 8, 16)
-    with torch.no_grad():
-        made = loss.model_loss.world_model(rows)["next"]
-    assert frames["belief"][1:].std(0).max() > 0, "it depends on what is seen"
-    torch.testing.assert_close(made["belief"][0], frames["belief"][:8], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(made["state"][0], frames["state"][:8], atol=1e-5, rtol=1e-5)
+    compare_states(v3.make_loss(recipe, ANY.probe(config)), recipe, v3.DreamerV3Player, config)
 
 
 def test_a_perfect_picture_has_no_loss_and_a_black_one_that_of_all_its_pixels() -> None:
@@ -168,13 +133,12 @@ def loss_rows(pictures: torch.Tensor) -> TensorDict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["in_process", "sync", "async"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
-def test_a_run_from_pictures_updates_every_part(kind: str, tmp_path: Path) -> None:
-    trainer = built(
-        config_of(*CARTPOLE, *TINY, "recipe.total_frames=96", f"collector={kind}", f"run_dir={tmp_path}")
-    )
+def test_a_run_from_pictures_updates_every_part(way: str, tmp_path: Path) -> None:
+    words = *CARTPOLE, *TINY, *WAYS[way], "recipe.total_frames=96", f"run_dir={tmp_path}"
+    trainer = built(config_of(*words))
     before = {key: value.clone() for key, value in trainer.loss_module.named_parameters()}
     trained(trainer)
     after = dict(trainer.loss_module.named_parameters())

@@ -12,29 +12,29 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.envs import GymEnv, TransformedEnv
 from torchrl.modules import DreamerV3MLP, RSSMPosterior, RSSMPrior, symlog
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.checkpoint import load as load_player
 from rlsync.evaluation.play import play
 from rlsync.recipes.dreamer import v1, v3
-from rlsync.recipes.dreamer.building import make_player_env
 from rlsync.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
-from rlsync.recipes.dreamer.sequences import NumberRows, SequenceMemory, Sequences, as_rows
+from rlsync.recipes.dreamer.player import WorldModelPlayer
+from rlsync.recipes.dreamer.sequences import SequenceMemory, Sequences
 from rlsync.recipes.evaluating import acting_of
+from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import CHECKPOINT, IMAGINATION
 from rlsync.recipes.settings import Config, EnvConfig
-from rlsync.recipes.spaces import BOX, DISCRETE
+from rlsync.recipes.spaces import ANY, BOX, DISCRETE
 from rlsync.recipes.timeline import timeline
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
+from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import make_venv
-from tests.recipes.test_off_policy import pace_of
-from tests.recipes.test_recipes import hook_of, trained
+from rlsync.workers.player import Acted, Record
+from tests.recipes.test_recipes import trained
 from tests.tools.parts.configs import configs_of
 
 SMALL = [
@@ -63,72 +63,24 @@ every_recipe = pytest.mark.parametrize("name", list(OF))
 
 
 @cache
-def composed(name: str, kind: str) -> Config:
-    return configs_of(f"recipe={name}", f"collector={kind}", *SMALL, *OF[name])[0]
+def composed(name: str) -> Config:
+    return configs_of(f"recipe={name}", *SMALL, *OF[name])[0]
 
 
-def small(name: str, *words: str, kind: str = "sync", run_dir: Path | None = None) -> Config:
+def small(name: str, *words: str, run_dir: Path | None = None) -> Config:
     """The config of a short run of small networks, with other values of keys: composed once for all tests."""
     where = [] if run_dir is None else [f"run_dir={run_dir}"]
     keys = OmegaConf.from_dotlist([*where, *words])
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(composed(name, kind)), keys))
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(composed(name)), keys))
 
 
 def built(config: Config) -> Any:
     return recipe_of(config).build(config, None)
 
 
-# ------------------------------------------------------------------ rows
-
-
-def frames_of(num_envs: int = 1, frames: int = 60, seed: int = 0) -> list[TensorDict]:
-    """Batches of a player in real environments, some of whose episodes end in them."""
-    loss = v3.make_loss(DreamerV3Config(cells=8, belief=8), DISCRETE.probe(EnvConfig()))
-    player = loss.actor_network
-
-    collector = Collector(
-        lambda: make_player_env(player.primer(), EnvConfig("CartPole-v1", num_envs)),
-        player,
-        frames_per_batch=15 * num_envs,
-        total_frames=frames,
-        track_policy_version=True,
-    )
-    collector.set_seed(seed)
-    batches = [batch.clone() for batch in collector]
-    collector.shutdown()
-    return batches
-
-
-@pytest.mark.seconds
-def test_an_episode_of_n_steps_gives_n_plus_one_rows_across_batches() -> None:
-    batches = frames_of(frames=120)
-    rows = torch.cat([as_rows(batch) for batch in batches])
-    rows = rows[rows["row"].flatten().argsort()]
-    frames = torch.cat([batch.reshape(-1) for batch in batches])
-    steps = ~rows["is_init"].flatten()
-    torch.testing.assert_close(rows["next", "observation"][steps], frames["next", "observation"])
-    torch.testing.assert_close(rows["action"][steps], frames["action"].float())
-    torch.testing.assert_close(rows["next", "reward"][steps], frames["next", "reward"])
-    assert torch.equal(rows["next", "done"][steps], frames["next", "done"])
-    begins = frames["is_init"].flatten()
-    assert begins.sum() == (~steps).sum() >= 3
-    torch.testing.assert_close(rows["next", "observation"][~steps], frames["observation"][begins])
-    assert not rows["action"][~steps].any()
-    assert not rows["next", "reward"][~steps].any()
-    assert not rows["next", "done"][~steps].any()
-    assert torch.equal(rows["row"].flatten().diff(), torch.ones(len(rows) - 1, dtype=torch.int64))
-    after_an_end = rows["next", "done"].flatten()[:-1]
-    assert torch.equal(rows["is_init"].flatten()[1:], after_an_end)
-
-
-@pytest.mark.processes
-def test_environments_side_by_side_are_streams_of_their_own() -> None:
-    rows = torch.cat([as_rows(batch) for batch in frames_of(num_envs=3, frames=180)])
-    streams = rows["stream"].flatten()
-    assert len(streams.unique()) == 3
-    for stream in streams.unique():
-        numbers = rows["row"][streams == stream].flatten().sort().values
-        assert torch.equal(numbers.diff(), torch.ones(len(numbers) - 1, dtype=torch.int64))
+def pace_of(trainer: Any) -> KeepPace:
+    (pace,) = (module for module in registered_modules(trainer) if isinstance(module, KeepPace))
+    return pace
 
 
 # ------------------------------------------------------------------ sequences
@@ -196,63 +148,90 @@ def test_the_v3_learner_makes_the_state_that_the_player_had() -> None:
     torch.manual_seed(0)
     recipe = DreamerV3Config(cells=16, belief=16, categoricals=2, classes=1, bins=31)
     loss = v3.make_loss(recipe, DISCRETE.probe(EnvConfig()))
-    compare_states(loss, "CartPole-v1", {"state": 2, "belief": 16}, first=0)
+    compare_states(loss, recipe, v3.DreamerV3Player, EnvConfig())
 
 
 def test_the_v1_learner_makes_the_state_that_the_player_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first row they differ: TorchRL's player of this version begins with a belief of zeros."""
-    for kind in (RSSMPrior, RSSMPosterior):
-        forward = kind.forward
-        monkeypatch.setattr(
-            kind, "forward", lambda me, *given, f=forward: f(me, *given, noise=torch.zeros(()))
-        )
+    """In the first row they differ: the player of this version begins with a belief of zeros."""
+    for kind, inputs in ((RSSMPrior, 3), (RSSMPosterior, 2)):
+
+        def without_noise(me: Any, *given: Any, forward: Any = kind.forward, inputs: int = inputs) -> Any:
+            return forward(me, *given[:inputs], noise=torch.zeros(()))
+
+        monkeypatch.setattr(kind, "forward", without_noise)
     torch.manual_seed(0)
     recipe = DreamerV1Config(cells=16, belief=16, state=4)
     loss = v1.make_loss(recipe, BOX.probe(EnvConfig("Pendulum-v1")))
     # The belief of the second row comes from that of the first: the player's is put in its place.
-    compare_states(loss, "Pendulum-v1", {"state": 4, "belief": 16}, first=1)
+    compare_states(loss, recipe, v1.DreamerV1Player, EnvConfig("Pendulum-v1"), first=1)
 
 
-def compare_states(loss: Any, env_id: str, widths: dict[str, int], first: int) -> None:
-    player = loss.actor_network
-    env = make_player_env(player.primer(), EnvConfig(env_id))
-    frames = env.rollout(12, player)
+def compare_states(
+    loss: Any, recipe: Any, kind: type[WorldModelPlayer], env: EnvConfig, first: int = 0
+) -> None:
+    spaces = ANY.probe(env)
+
+    class Showing(kind):  # type: ignore[misc, valid-type]
+        """Records its state, too."""
+
+        def __init__(self) -> None:
+            super().__init__(loss.actor_network, recipe, spaces, on_adoption="keep")
+            shown = [Record(key, (width,), torch.float32) for key, width in self.widths.items()]
+            self.records = (*self.records, *shown)
+
+        def act(self, *given: Any) -> Acted:
+            acted = super().act(*given)
+            return acted._replace(records=acted.records | {key: acted.state[key] for key in self.widths})
+
+    player = Showing()
+    collector = UnrollCollector(
+        player, env.spec(), steps=12, envs_per_worker=1, num_workers=0, transitions=True, seed=3
+    )
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(50), sampler=Sequences(8), batch_size=8)
-    memory = SequenceMemory(buffer, buffer.sampler, widths)
-    memory.store(frames)
+    memory = SequenceMemory(buffer, buffer.sampler, player.widths, lambda: collector.last_rollouts)
+    try:
+        frames = next(iter(collector)).clone()
+        memory.store(frames)
+    finally:
+        collector.shutdown()
     rows = buffer[:][buffer[:]["row"].flatten().argsort()]
-    sample = rows[:8].reshape(1, 8).clone()
-    for key, width in widths.items():
-        sample[key] = torch.zeros(1, 8, width)
-    if first:  # the sequence begins with the second row, in the state that the player had
-        sample = sample[:, 1:]
-        for key in widths:
-            sample[key] = frames[key][:1].reshape(1, 1, -1).expand(1, 7, -1).clone()
-    sample["next", "picture"] = (
-        sample["next", "observation"].reshape(1, -1, 1, 1, widths and 3)[:, :]
-        if (first)
-        else sample["next", "observation"]
-    )
+    assert rows["next", "observation"].dtype is spaces.observation_dtype
+    sample = rows[first:8].unsqueeze(0).clone()
+    for key, width in player.widths.items():
+        held = frames[key][0, 0] if first else torch.zeros(width)
+        sample[key] = held.expand(1, 8 - first, width).clone()
+    if first:  # DreamerV1's loss is told of a picture
+        seen = sample["next", "observation"]
+        sample["next", "picture"] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
     with torch.no_grad():
-        made = loss.model_loss.world_model(sample)
-    # A frame's root has what the player held after it saw the frame's observation.
-    torch.testing.assert_close(
-        made["next", "state"][0, : 8 - first], frames["state"][first:8], atol=1e-5, rtol=1e-5
-    )
+        made = loss.model_loss.world_model(sample)["next"]
+    assert frames["belief"][0, 1:].std(0).max() > 0, "it depends on what is seen"
+    # A frame has what the player held after it saw the frame's observation.
+    for key in player.widths:
+        torch.testing.assert_close(made[key][0], frames[key][0, first:8], atol=1e-5, rtol=1e-5)
 
 
 # ------------------------------------------------------------------ runs
 
 
+#: How workers act: the learner's process, in turn with processes, beside it, or as it comes.
+WAYS = {
+    "own process": ["collector.num_workers=0"],
+    "in turn": ["collector.lag=0"],
+    "beside": ["collector.lag=1"],
+    "free": ["collector.lag=null"],
+}
+
+
 @pytest.mark.thorough
 @every_recipe
-@pytest.mark.parametrize("kind", ["in_process", "sync", "async"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("fork_workers")
-def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) -> None:
-    config = small(name, kind=kind)
+def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, way: str) -> None:
+    config = small(name, *WAYS[way])
     trainer = built(config)
-    versions: list[torch.Tensor] = []
-    trainer.register_op("batch_process", lambda batch: versions.append(batch["policy_version"]) or batch)
+    batches: list[TensorDict] = []
+    trainer.register_op("batch_process", lambda batch: batches.append(batch.clone()) or batch)
     before = {key: value.clone() for key, value in trainer.loss_module.named_parameters()}
     trained(trainer)
     plan = timeline(config)
@@ -261,24 +240,15 @@ def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) 
     after = dict(trainer.loss_module.named_parameters())
     stale = [key for key, value in before.items() if torch.equal(value, after[key])]
     assert not stale, stale
-    stamps = torch.cat([stamp.flatten() for stamp in versions])
-    assert (stamps.diff() >= 0).all()
+    stamps = torch.cat([batch["policy_version"].flatten() for batch in batches])
+    made_by = torch.cat([batch["state_version"].flatten() for batch in batches])
+    begins = torch.cat([batch["is_init"].flatten() for batch in batches])
     assert stamps[0] >= 1
-    assert stamps[-1] > 4
-
-
-@pytest.mark.thorough
-@every_recipe
-@pytest.mark.usefixtures("fork_workers")
-def test_a_coupled_player_is_tied_and_a_decoupled_one_gets_copies(name: str) -> None:
-    coupled = built(small(name, kind="in_process"))
-    sync = hook_of(coupled)
-    assert {row.verdict for row in sync.plan.rows} == {Verdict.ALIASED}
-    trained(coupled)
-    assert {receipt.copied_bytes for receipt in sync.receipts} == {0}
-    decoupled = built(small(name))
-    assert {row.verdict for row in hook_of(decoupled).plan.rows} == {Verdict.COPIED}
-    decoupled.collector.shutdown()
+    assert stamps.max() > 4
+    assert (made_by[begins] == -1).all()
+    assert (made_by[~begins] >= 1).all()
+    assert (made_by <= stamps).all()
+    assert (made_by[~begins] < stamps[~begins]).any(), "states were carried over adoptions"
 
 
 @every_recipe
@@ -286,11 +256,11 @@ def test_a_coupled_player_is_tied_and_a_decoupled_one_gets_copies(name: str) -> 
 @pytest.mark.one_case
 def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: str, tmp_path: Path) -> None:
     first = ("recipe.total_frames=128", "recipe.pace.ratio=0.0625")
-    trainer = built(small(name, *first, kind="in_process", run_dir=tmp_path / "first"))
+    trainer = built(small(name, *first, run_dir=tmp_path / "first"))
     trained(trainer)
     rows, updates = len(trainer.replay_buffer), pace_of(trainer).updates
     more = ("recipe.total_frames=192", "recipe.pace.ratio=0.0625")
-    again = small(name, *more, kind="in_process", run_dir=tmp_path / "again")
+    again = small(name, *more, run_dir=tmp_path / "again")
     resumed = built(again)
     resumed.load_from_file(tmp_path / "first" / CHECKPOINT)
     assert len(resumed.replay_buffer) == rows
@@ -314,7 +284,7 @@ def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: st
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
 def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
-    config = small(name, kind="in_process", run_dir=tmp_path)
+    config = small(name, run_dir=tmp_path)
     trained(built(config))
     acting = acting_of(config, deterministic=True)
     load_player(tmp_path / CHECKPOINT, acting)
@@ -325,7 +295,7 @@ def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("on_adoption", ["reset", "recompute"])
 def test_what_plays_one_version_needs_no_stamps_to_see_adoptions(on_adoption: str, tmp_path: Path) -> None:
-    config = small("dreamer_v3", f"recipe.on_adoption={on_adoption}", kind="in_process", run_dir=tmp_path)
+    config = small("dreamer_v3", f"recipe.on_adoption={on_adoption}", run_dir=tmp_path)
     assert len(played(acting_of(config, deterministic=True))) == 2
 
 
@@ -357,31 +327,22 @@ def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:
     ("name", "words", "what"),
     [
         ("dreamer_v3", ["recipe.pace.prefill=3"], "has no sequence of 4 frames"),
-        ("dreamer_v3", ["collector.num_workers=20", "env.num_envs=1"], "20 environments has no sequence"),
+        (
+            "dreamer_v3",
+            ["collector.num_workers=20", "collector.frames_per_batch=20"],
+            "20 environments has no sequence",
+        ),
         ("dreamer_v3", ["recipe.open_loop.ahead=100"], "no sequence of 102 frames"),
         ("dreamer_v3", ["recipe.sequence_length=1"], "recipe.sequence_length cannot be 1"),
         ("dreamer_v3", ["recipe.bins=1"], "recipe.bins cannot be 1"),
         ("dreamer_v3", ["recipe.gamma=1"], "a discount of 1 makes infinite"),
         ("dreamer_v3", ["recipe.buffer_frames=15"], "never holds a batch of 16"),
         ("dreamer_v3", ["recipe.on_adoption=forget"], "recipe.on_adoption cannot be 'forget'"),
-        ("dreamer_v3", ["cluster.kind=ray"], "dreamer_v3"),
         ("dreamer_v1", ["recipe.belief=8"], "has one width"),
         ("dreamer_v1", ["env.id=CartPole-v1"], "continuous actions"),
-        ("dreamer_v3", ["collector.kind=in_process", "collector.num_workers=2"], "not more than one worker"),
-        (
-            "dreamer_v3",
-            ["collector.kind=in_process", "collector.num_workers=1", "recipe.evaluation.every_frames=9"],
-            "not an evaluating",
-        ),
     ],
 )
 @pytest.mark.seconds
 def test_what_cannot_work_is_refused(name: str, words: list[str], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         built(small(name, *words))
-
-
-def test_rows_are_numbered_one_after_the_other() -> None:
-    frames = TransformedEnv(GymEnv("CartPole-v1"), NumberRows()).rollout(3)
-    assert frames["row"].flatten().tolist() == [0, 1, 2]
-    assert frames["next", "row"].flatten().tolist() == [1, 2, 3]

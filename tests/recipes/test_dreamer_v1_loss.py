@@ -80,7 +80,7 @@ def test_free_nats_are_free_in_the_mean_of_all_rows_and_not_in_each_row() -> Non
 @pytest.mark.usefixtures("fork_workers")
 def test_a_scale_of_rewards_changes_neither_stored_rewards_nor_logged_returns() -> None:
     config = small(
-        "dreamer_v1", "recipe.reward_scale=0.125", "recipe.total_frames=224", kind="in_process"
+        "dreamer_v1", "recipe.reward_scale=0.125", "recipe.total_frames=224", "collector.num_workers=0"
     )  # of which the first 200 are an episode
     trainer = built(config)
     (returns,) = (m for m in registered_modules(trainer) if isinstance(m, EpisodeReturns))

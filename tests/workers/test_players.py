@@ -217,6 +217,51 @@ def test_what_a_player_remembers_is_carried_between_unrolls_and_begins_anew_with
     assert episodes > 8
 
 
+class ToldPlayer(PairPlayer):
+    """Records what it was told: the version, and how many rollouts began until then."""
+
+    records = (
+        *PairPlayer.records,
+        Record("told", (), torch.int64),
+        Record("began", (), torch.int64, per="unroll"),
+    )
+
+    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+        none = torch.zeros(num_envs, dtype=torch.int64)
+        return {**super().begin(num_envs, generator), "told": none, "began": none}
+
+    def adopted(self, state: State, version: int) -> State:
+        weights = self.encoder.weight[0, 0].long()
+        assert int(weights) == version, "the modules have the weights of the version"
+        told = torch.full_like(state["told"], version)
+        return {**state, "told": told, "began": state["began"] + 1}
+
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        acted = super().act(observation, is_init, reward, state, generator)
+        records = {**acted.records, "told": state["told"]}
+        return acted._replace(records=records, state={**state, **acted.state})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_player_is_told_the_version_of_every_rollout_before_its_first_step(overlap: bool) -> None:
+    player = ToldPlayer()
+    player.publish_as(1)
+    with collecting(player, CARTPOLE, num_workers=1, overlap=overlap, seed=3) as collector:
+        stamps = []
+        for number, batch in enumerate(itertools.islice(collector, 12), start=1):
+            assert torch.equal(batch["told"], batch["policy_version"])
+            assert batch["began"].tolist() == [number] * 4, "once a rollout, before its state is written"
+            stamps.append(int(batch["policy_version"][0, 0]))
+            if number % 3 == 0:
+                player.publish_as(collector.policy_version + 1)
+                collector.update_policy_weights_()
+    assert len(set(stamps)) > 2
+    assert len(set(stamps)) < len(stamps), "some rollouts had the version of the one before"
+
+
 @pytest.mark.processes
 def test_each_worker_explores_as_often_as_its_rung_of_the_ladder_says() -> None:
     network = nn.Linear(4, 3)

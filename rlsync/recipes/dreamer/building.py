@@ -1,10 +1,9 @@
-"""What the Dreamer recipes have in common: environments, workers, trainer, and a look at what is imagined."""
+"""What the Dreamer recipes have in common: trainer, imagined environment, and a look at what is imagined."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,66 +11,42 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn, optim
-from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.model_based import DreamerEnv
 from torchrl.modules import WorldModelWrapper
 from torchrl.objectives import LossModule
 from torchrl.trainers import OptimizationStepper, Trainer
 
-from rlsync import DreamerPlayer
 from rlsync.recipes import parts
 from rlsync.recipes.dreamer.config import DreamerConfig, OpenLoopConfig
+from rlsync.recipes.dreamer.player import ActingNetwork
 from rlsync.recipes.dreamer.sequences import REPLAYED, SequenceMemory, Sequences
 from rlsync.recipes.replay.building import paced_trainer, replay_buffer
 from rlsync.recipes.run_files import IMAGINATION, IMAGINED_PICTURES
 from rlsync.torchrl_plugin.dreamer.map import parts_of_losses
 from rlsync.workers.devices import CPU
-from rlsync.workers.player import Player
-from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
-
-
-def player_of(run: parts.Run[Any], acting: DreamerPlayer, *, deterministic: bool = False) -> Player:
-    spaces = run.spaces
-    acts = DreamerPlayer(acting.player)
-    return PolicyPlayer(
-        acts,
-        spaces.player_actions(),
-        spaces.observation_shape,
-        observation_dtype=spaces.observation_dtype,
-        deterministic=deterministic,
-        begins=acts.begins(),
-    )
-
-
-def acting_of(make_loss: Callable[..., Any], run: parts.Run[Any], deterministic: bool) -> parts.Acting:
-    acting = make_loss(run.recipe, run.spaces).actor_network
-    return parts.Acting(acting, player_of(run, acting, deterministic=deterministic))
-
-
-def started_collector(run: parts.Run[Any], acting: DreamerPlayer) -> AbstractContextManager[RolloutCollector]:
-    """See :func:`rlsync.recipes.parts.started_collector`; the prefill is of random actions."""
-    return parts.started_collector(run, player_of(run, acting), random_frames=run.recipe.pace.prefill)
 
 
 def make_trainer(
     run: parts.Run[Any],
-    collector: BaseCollector,
+    collector: RolloutCollector,
     loss: LossModule,
     optimizer: optim.Optimizer,
-    acting: DreamerPlayer,
+    widths: Mapping[str, int],
     stepper: OptimizationStepper | None = None,
     *,
     within_episodes: bool = False,
 ) -> Trainer:
-    """A trainer of sequences of all rows, at the config's pace; it has no hook that publishes yet."""
+    """A trainer of sequences of all rows, at the config's pace; it has no hook that publishes yet. ``widths``
+    are those of the state that a sequence begins with.
+    """
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
-    state = {key: acting.begins()[key].numel() for key in ("state", "belief")}
-    memory = SequenceMemory(replay_buffer(run, sequences), sequences, state)
+    buffer = replay_buffer(run, sequences)
+    memory = SequenceMemory(buffer, sequences, widths, lambda: collector.last_rollouts)
     trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper)
     if recipe.open_loop.every_frames:
         prior = parts_of_losses({"": loss}).rollout.module.rssm_prior.module
@@ -96,10 +71,9 @@ def imagined_env(
     return env
 
 
-def let_act(loss: LossModule, policy: TensorDictModuleBase, recipe: DreamerConfig) -> None:
-    """Let a loss have a player, made of its own parts, as ``actor_network``, which TorchRL saves."""
-    on_adoption: Any = recipe.on_adoption
-    vars(loss)["actor_network"] = DreamerPlayer(policy, on_adoption=on_adoption, window=recipe.window)
+def let_act(loss: LossModule, policy: TensorDictSequential) -> None:
+    """Let a loss have what acts, made of its own parts, as ``actor_network``, which TorchRL saves."""
+    vars(loss)["actor_network"] = ActingNetwork(policy)
 
 
 _SEQUENCES = 16

@@ -80,12 +80,15 @@ class DreamerConfig(ReplayConfig):
             f"{self.frames_in_an_update()}"
         )
 
+    def acts_on_clusters(self) -> bool:
+        return True
+
     def _batch_key(self) -> str:
         return "recipe.batch_size x recipe.sequence_length"
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
-        streams = config.collector.num_workers * config.env.num_envs
+        streams = self.batches(config).rollouts * config.env.num_envs
         needed = {"recipe.pace.prefill": (self.sequence_length, "recipe.sequence_length", "")}
         if self.open_loop.every_frames:
             looked_at = self.open_loop.seen + self.open_loop.ahead

@@ -7,19 +7,20 @@ made from what the first of TorchRL's frames began with.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.data.replay_buffers import Storage
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.replay.memory import Memory
-from rlsync.torchrl_plugin.compat.replay import OwnSampler, OwnTransform, RowBuffer
+from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer
 from rlsync.torchrl_plugin.compat.stamps import STAMP
+from rlsync.workers.intake import RolloutId
 
 #: What heads read while sequences are replayed, and while steps are imagined.
 REPLAYED, IMAGINED = [("next", "state"), ("next", "belief")], ["state", "belief"]
@@ -28,38 +29,35 @@ REPLAYED, IMAGINED = [("next", "state"), ("next", "belief")], ["state", "belief"
 STREAM, ROW = "stream", "row"
 
 
-class NumberRows(OwnTransform):
-    """Writes on each observation its stream's random id and its row's number; a lost rollout leaves a gap."""
+class Streams:
+    """Numbers the rows of rollouts of rlsync's own workers: those of an environment follow each other where
+    one rollout of a worker follows the other. After a lost one, and in another life, new streams begin.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._streams: Tensor | None = None
-        self._rows = torch.empty(0, dtype=torch.int64, device="cpu")
+        #: The last rollout of each worker, the ids of its streams, and the numbers of their next rows, [N].
+        self._last: dict[int, tuple[RolloutId, Tensor, Tensor]] = {}
 
-    def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:
-        """The rows that begin now have the next numbers."""
-        shape = (*first.batch_size, 1)
-        if self._streams is None:
-            count = max(1, first.numel())
-            numbers = [secrets.randbits(62) for _ in range(count)]
-            self._streams = torch.tensor(numbers, device="cpu").reshape(shape)
-            self._rows = torch.full(shape, -1, device="cpu")
-        self._rows += 1 if begins is None else begins.reshape(shape).to(torch.int64)
-        return self._numbered(first)
+    def numbered(self, batch: TensorDictBase, rollouts: Sequence[RolloutId]) -> TensorDictBase:
+        """Transitions ``[B, T]``, as many of each rollout, with streams and numbers of rows."""
+        begins = batch.get("is_init").reshape(batch.shape).to("cpu", torch.int64)
+        parts = [self._part(*each) for each in zip(rollouts, begins.chunk(len(rollouts)), strict=True)]
+        stream, row = (torch.cat(each).unsqueeze(-1) for each in zip(*parts, strict=True))
+        after = batch.get("next").copy().update({STREAM: stream, ROW: row})
+        # Where an episode begins the number before is that of its first row.
+        return batch.copy().update({STREAM: stream, ROW: row - 1, "next": after})
 
-    def at_step(self, after: TensorDictBase) -> TensorDictBase:
-        self._rows += 1
-        return self._numbered(after)
-
-    def _numbered(self, tensordict: TensorDictBase) -> TensorDictBase:
-        assert self._streams is not None
-        return tensordict.set(STREAM, self._streams.clone()).set(ROW, self._rows.clone())
-
-    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
-        assert isinstance(observation_spec, Composite)
-        for key in (STREAM, ROW):
-            observation_spec[key] = Unbounded((*observation_spec.shape, 1), dtype=torch.int64)
-        return observation_spec
+    def _part(self, rollout: RolloutId, begins: Tensor) -> tuple[Tensor, Tensor]:
+        """The streams and the numbers of the rows that steps bring, ``[N, T]``."""
+        last = self._last.get(rollout.worker)
+        if last is not None and last[0]._replace(number=last[0].number + 1) == rollout:
+            _, streams, after = last
+        else:
+            streams = torch.tensor([secrets.randbits(62) for _ in begins], device="cpu")
+            after = torch.zeros_like(streams)
+        row = after.unsqueeze(-1) + (1 + begins).cumsum(1) - 1
+        self._last[rollout.worker] = rollout, streams, row[:, -1] + 1
+        return streams.unsqueeze(-1).expand_as(row), row
 
 
 def as_rows(batch: TensorDictBase) -> TensorDictBase:
@@ -142,13 +140,21 @@ class Sequences(OwnSampler):
 class SequenceMemory(Memory):
     """A memory of rows, from which sequences are drawn. They begin without a state, as episodes do."""
 
-    def __init__(self, buffer: RowBuffer, sequences: Sequences, state: dict[str, int]) -> None:
+    def __init__(
+        self,
+        buffer: RowBuffer,
+        sequences: Sequences,
+        state: Mapping[str, int],
+        rollouts: Callable[[], Sequence[RolloutId]],
+    ) -> None:
         super().__init__(buffer)
         self._sequences = sequences
         self._state = state
+        self._rollouts = rollouts  # of the batch that is stored
+        self._streams = Streams()
 
     def rows(self, batch: TensorDictBase) -> TensorDictBase:
-        return as_rows(batch)
+        return as_rows(self._streams.numbered(batch, self._rollouts()))
 
     def draw(self, batch: Any) -> TensorDictBase:
         """The sequences ``[sequences, length]`` of the next optimizer step."""

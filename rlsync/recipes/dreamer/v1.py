@@ -6,7 +6,7 @@ Source: Hafner et al. 2019, https://arxiv.org/abs/1912.01603; torchrl.objectives
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -16,30 +16,36 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictSequential,
 )
-from torch import nn, optim
+from torch import Generator, Tensor, nn, optim
 from torchrl import modules
 from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerValueLoss, LossModule
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
-from rlsync.recipes.dreamer.building import (
-    acting_of,
-    imagined_env,
-    let_act,
-    make_trainer,
-    player_of,
-    started_collector,
-)
+from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer
 from rlsync.recipes.dreamer.config import DreamerV1Config
+from rlsync.recipes.dreamer.player import (
+    BELIEF,
+    PREVIOUS_ACTION,
+    STATE,
+    ActingNetwork,
+    WorldModelPlayer,
+    bounds_of,
+    squashed,
+)
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
 from rlsync.workers.devices import CPU
+from rlsync.workers.envs.actions import BoxActions
+from rlsync.workers.player import State
 
 
 def build(run: parts.Run[DreamerV1Config]) -> Trainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
-    acting = loss.actor_network
-    with started_collector(run, acting) as collector:
+    network = loss.actor_network
+    adopts: dict[str, Any] = {"on_adoption": recipe.on_adoption, "window": recipe.window}
+    player = DreamerV1Player(network, recipe, run.spaces, **adopts)
+    with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
         optimizer = optim.Adam(
             [
                 {"params": list(loss.model_loss.parameters()), "lr": recipe.lr},
@@ -47,8 +53,9 @@ def build(run: parts.Run[DreamerV1Config]) -> Trainer:
                 {"params": list(loss.value_loss.parameters()), "lr": recipe.value_lr},
             ]
         )
-        trainer = make_trainer(run, collector, loss, optimizer, acting, within_episodes=True)
-        parts.register_with_evaluations(trainer, run, player_of(run, acting, deterministic=True))
+        trainer = make_trainer(run, collector, loss, optimizer, player.widths, within_episodes=True)
+        greedy = DreamerV1Player(network, recipe, run.spaces, deterministic=True)
+        parts.register_with_evaluations(trainer, run, greedy)
     return trainer
 
 
@@ -145,8 +152,46 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
         spaces.noise(recipe.exploration_noise).to(device),
         TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "_", ("next", "belief")]),
     )
-    let_act(loss, acting, recipe)
+    let_act(loss, acting)
     return loss
+
+
+class DreamerV1Player(WorldModelPlayer):
+    """The prior makes the belief from the action before, zeros where an episode begins; the posterior then
+    draws the state.
+    """
+
+    def __init__(
+        self, network: ActingNetwork, recipe: DreamerV1Config, spaces: parts.Spaces, **how: Any
+    ) -> None:
+        widths = recipe.state, recipe.belief
+        super().__init__(network, spaces, noise=(recipe.state,), widths=widths, **how)
+
+    def drawn(self, shape: tuple[int, ...], generator: Generator | None, device: torch.device) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    def seen(
+        self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        encoder, posterior, *_, model = self.parts
+        prior = model.module
+        moved = prior.action_state_projector(torch.cat([before[STATE], before[PREVIOUS_ACTION]], -1))
+        belief = prior.rnn(moved, before[BELIEF]).masked_fill(begins, 0.0)
+        _, _, state = posterior.module(belief, encoder.module(observation), noise)
+        return state, belief
+
+    def chosen(self, state: Tensor, belief: Tensor, generator: Generator | None) -> Tensor:
+        _, _, (actor, _), noise, _ = self.parts
+        assert isinstance(self.actions, BoxActions)
+        low, high = bounds_of(self.actions, belief)
+        loc, scale = actor.module(state, belief)
+        # As TanhNormal(tanh_loc=True) does: within 5 of the middle.
+        loc = 5 * (loc / 5).tanh() + (high + low) / 2
+        if self.deterministic:
+            return squashed(loc, None, self.actions, generator)
+        action = squashed(loc, scale, self.actions, generator)
+        shaken = torch.randn(action.shape, generator=generator, device=action.device)
+        return (action + noise.sigma * noise.std * shaken).clamp(low, high)
 
 
 def make_actor(recipe: DreamerV1Config, spaces: parts.Spaces) -> ProbabilisticTensorDictSequential:
@@ -164,4 +209,12 @@ def make_actor(recipe: DreamerV1Config, spaces: parts.Spaces) -> ProbabilisticTe
     )
 
 
-RECIPE = parts.Recipe("dreamer_v1", DreamerV1Config, parts.BOX.probe, build, partial(acting_of, make_loss))
+def acting(run: parts.Run[DreamerV1Config], deterministic: bool) -> parts.Acting:
+    """What plays one version, so nothing is adopted."""
+    network = make_loss(run.recipe, run.spaces).actor_network
+    return parts.Acting(
+        network, DreamerV1Player(network, run.recipe, run.spaces, deterministic=deterministic)
+    )
+
+
+RECIPE = parts.Recipe("dreamer_v1", DreamerV1Config, parts.BOX.probe, build, acting)

@@ -6,7 +6,7 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import torch
 from tensordict.nn import (
@@ -16,34 +16,39 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictSequential,
 )
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torchrl import modules
 from torchrl.objectives import DreamerV3ActorLoss, DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
 from rlsync.recipes import parts, pure
-from rlsync.recipes.dreamer.building import (
-    acting_of,
-    imagined_env,
-    let_act,
-    make_trainer,
-    player_of,
-    started_collector,
-)
+from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer
 from rlsync.recipes.dreamer.config import DreamerV3Config
+from rlsync.recipes.dreamer.player import (
+    BELIEF,
+    PREVIOUS_ACTION,
+    STATE,
+    ActingNetwork,
+    WorldModelPlayer,
+    squashed,
+)
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
-from rlsync.recipes.dreamer.v3_update import pure_update
+from rlsync.recipes.dreamer.v3_update import action_features, drawn_state, next_belief, pure_update
 from rlsync.recipes.spaces import Spaces
 from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
 from rlsync.workers.devices import CPU
+from rlsync.workers.envs.actions import BoxActions
+from rlsync.workers.player import State
 
 
 def build(run: parts.Run[DreamerV3Config]) -> Trainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
-    acting = loss.actor_network
-    with started_collector(run, acting) as collector:
+    network = loss.actor_network
+    adopts: dict[str, Any] = {"on_adoption": recipe.on_adoption, "window": recipe.window}
+    player = DreamerV3Player(network, recipe, run.spaces, **adopts)
+    with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
         optimizer = DreamerV3Optimizer(
             loss.parameters(), lr=recipe.lr, agc=recipe.clip_norm, warmup_steps=recipe.warmup_steps
         )
@@ -55,9 +60,10 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
             compile_train_step=False,  # on two cores it takes minutes and gains nothing
             cudagraph=False,
         )
-        trainer = make_trainer(run, collector, loss, optimizer, acting, stepper)
+        trainer = make_trainer(run, collector, loss, optimizer, player.widths, stepper)
         pure.PureStepper(lambda: pure_update(loss, optimizer, target)).register(trainer)
-        parts.register_with_evaluations(trainer, run, player_of(run, acting, deterministic=True))
+        greedy = DreamerV3Player(network, recipe, run.spaces, deterministic=True)
+        parts.register_with_evaluations(trainer, run, greedy)
     return trainer
 
 
@@ -162,8 +168,47 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
     losses, horizon = (model_loss, actor_loss, value_loss), 1 / (1 - recipe.gamma)
     loss = DreamerV3Loss(*losses, continuation_horizon=horizon, lmbda=recipe.gae_lambda).to(device)
     seen = TensorDictModule(encoder, ["observation"], ["encoded_latents"])
-    let_act(loss, TensorDictSequential(seen, modules.RSSMStateEstimatorV3(prior, posterior), actor), recipe)
+    model = modules.RSSMStateEstimatorV3(prior, posterior)
+    let_act(loss, TensorDictSequential(seen, model, actor))
     return loss
+
+
+class DreamerV3Player(WorldModelPlayer):
+    """The prior makes the belief from the action before; the posterior then draws the state."""
+
+    def __init__(self, network: ActingNetwork, recipe: DreamerV3Config, spaces: Spaces, **how: Any) -> None:
+        widths = recipe.categoricals * recipe.classes, recipe.belief
+        super().__init__(network, spaces, noise=(recipe.categoricals,), widths=widths, **how)
+
+    def drawn(self, shape: tuple[int, ...], generator: Generator | None, device: torch.device) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    def seen(
+        self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        encoder, model, _ = self.parts
+        prior, posterior = model.prior, model.posterior
+        features = action_features(prior, before[PREVIOUS_ACTION])
+        belief = next_belief(prior.rnn, before[STATE], before[BELIEF], features)
+        encoded = encoder.module(observation)
+        logits = posterior.obs_rnn_to_post_projector(torch.cat([belief, encoded], -1))
+        if self.soft:
+            return logits.unflatten(-1, (-1, posterior.num_classes)).softmax(-1).flatten(-2), belief
+        return drawn_state(posterior, logits, noise), belief
+
+    def chosen(self, state: Tensor, belief: Tensor, generator: Generator | None) -> Tensor:
+        net, *spread, _ = self.parts[-1]
+        said = net.module(state, belief)
+        if isinstance(self.actions, BoxActions):
+            loc, scale = spread[0].module(said)
+            return squashed(loc, None if self.deterministic else scale, self.actions, generator)
+        if self.soft:
+            return said.softmax(-1)
+        if self.deterministic:
+            choice = said.argmax(-1)
+        else:
+            choice = torch.multinomial(said.softmax(-1), 1, generator=generator).squeeze(-1)
+        return nn.functional.one_hot(choice, self.actions.n).to(state.dtype)
 
 
 def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
@@ -197,4 +242,12 @@ def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> Probab
     )
 
 
-RECIPE = parts.Recipe("dreamer_v3", DreamerV3Config, parts.ANY.probe, build, partial(acting_of, make_loss))
+def acting(run: parts.Run[DreamerV3Config], deterministic: bool) -> parts.Acting:
+    """What plays one version, so nothing is adopted."""
+    network = make_loss(run.recipe, run.spaces).actor_network
+    return parts.Acting(
+        network, DreamerV3Player(network, run.recipe, run.spaces, deterministic=deterministic)
+    )
+
+
+RECIPE = parts.Recipe("dreamer_v3", DreamerV3Config, parts.ANY.probe, build, acting)

@@ -103,9 +103,9 @@ class _Losses:
                 actions.append(one_hot(chosen, probs.shape[-1]).to(state.dtype))
             else:
                 actions.append(self.acting(state, belief).rsample())
-            belief = _next_belief(prior.rnn, state, belief, _of_actions(prior, actions[-1]))
+            belief = next_belief(prior.rnn, state, belief, action_features(prior, actions[-1]))
             uniform = torch.rand(len(state), prior.num_categoricals, device=state.device)
-            state = _drawn(prior, prior.rnn_to_prior_projector(belief), uniform)
+            state = drawn_state(prior, prior.rnn_to_prior_projector(belief), uniform)
             states.append(state)
             beliefs.append(belief)
         return [torch.stack(each) for each in (states, beliefs, actions)]
@@ -132,7 +132,7 @@ class RSSMUnroll(RSSMRolloutV3):
         prior, posterior = self.rssm_prior.module, self.rssm_posterior.module
         seen, action = tensordict["next", "encoded_latents"], tensordict["action"]
         kept = (~tensordict["is_init"]).to(seen.dtype)
-        of_actions = _of_actions(prior, action * kept).unbind(1)
+        of_actions = action_features(prior, action * kept).unbind(1)
         first, norm, activation, last = posterior.obs_rnn_to_post_projector
         of_belief, of_seen = first.weight.tensor_split([prior.rnn_hidden_dim], 1)
         of_seen = linear(seen, of_seen, first.bias).unbind(1)
@@ -140,9 +140,9 @@ class RSSMUnroll(RSSMRolloutV3):
         uniform = torch.rand(len(of_seen), 2, len(seen), prior.num_categoricals, device=seen.device)[:, 1]
         state, belief, steps = tensordict["state"][:, 0], tensordict["belief"][:, 0], []
         for keep, of_action, share, draw in zip(kept.unbind(1), of_actions, of_seen, uniform, strict=True):
-            belief = _next_belief(prior.rnn, state * keep, belief * keep, of_action)
+            belief = next_belief(prior.rnn, state * keep, belief * keep, of_action)
             logits = last(activation(norm(torch.addmm(share, belief, of_belief.T))))
-            state = _drawn(posterior, logits, draw)
+            state = drawn_state(posterior, logits, draw)
             steps.append((logits, state, belief))
         logits, state, belief = (torch.stack(each, 1) for each in zip(*steps, strict=True))
         made = {"posterior_logits": logits, "prior_logits": prior.rnn_to_prior_projector(belief)}
@@ -151,13 +151,13 @@ class RSSMUnroll(RSSMRolloutV3):
         return tensordict
 
 
-def _of_actions(prior: Any, action: Tensor) -> Tensor:
+def action_features(prior: Any, action: Tensor) -> Tensor:
     scaled = prior.scaled(action)
     features: Tensor = prior.rnn.action_projection(scaled / scaled.detach().abs().clamp_min(1))
     return features
 
 
-def _next_belief(rnn: Any, state: Tensor, belief: Tensor, of_action: Tensor) -> Tensor:
+def next_belief(rnn: Any, state: Tensor, belief: Tensor, of_action: Tensor) -> Tensor:
     blocks, norm, activation = rnn.hidden_layers
     x = torch.cat([belief, rnn.belief_projection(belief), rnn.state_projection(state), of_action], -1)
     x = activation(norm(torch.addmm(blocks.bias, x, blocks.weight[0])))
@@ -165,7 +165,7 @@ def _next_belief(rnn: Any, state: Tensor, belief: Tensor, of_action: Tensor) -> 
     return torch.lerp(belief, (reset.sigmoid() * candidate).tanh(), (update - 1).sigmoid())
 
 
-def _drawn(net: Any, logits: Tensor, uniform: Tensor) -> Tensor:
+def drawn_state(net: Any, logits: Tensor, uniform: Tensor) -> Tensor:
     """One-hot draws, with the gradient of their probabilities."""
     unimix, classes = net.unimix, net.num_classes
     probs = (1 - unimix) * logits.unflatten(-1, (-1, classes)).softmax(-1) + unimix / classes

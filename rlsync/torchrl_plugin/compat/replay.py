@@ -14,7 +14,6 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import Storage
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
-from torchrl.envs import Transform
 
 _FILE = "sampler.pt"
 _INDEX = "index"  #: a buffer gives each row its own
@@ -191,22 +190,3 @@ def _rows(stored: TensorDictBase, index: Tensor, fields: Fields | None) -> Tenso
         elif value is not None:
             rows[name] = _rows(value, index, None if fields is None else fields[name])
     return TensorDict._new_unsafe(source=rows, batch_size=index.shape, device=stored.device)
-
-
-class OwnTransform(Transform):
-    """A transform that is told of resets and of steps. Until ``_reset`` and ``_step`` are public."""
-
-    @abstractmethod
-    def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:
-        """Environments in ``begins`` (bool ``[*batch, 1]``; None: all) begin an episode at ``first``."""
-
-    @abstractmethod
-    def at_step(self, after: TensorDictBase) -> TensorDictBase:
-        """All environments made a step; ``after`` is what it led to."""
-
-    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        begins = None if tensordict is None else tensordict.get("_reset", None)
-        return self.at_reset(tensordict_reset, begins)
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.at_step(next_tensordict)

@@ -43,6 +43,8 @@ class Arrivals:
         self._free: list[int] = []
         self._held: set[int] = set()
         self._turn: list[str] = []  # nodes whose rollouts were taken, the last one at the end
+        #: By worker: its agent's process and its life there, and how many others it had before.
+        self._lives: dict[int, tuple[tuple[int | None, int], int]] = {}
         self._taken = self._dropped = 0
         self._waited_s = 0.0
         #: Where the rollouts come from that were taken since a batch began, in order.
@@ -144,4 +146,12 @@ class Arrivals:
         self._held.add(slot)
         self.origins.append(Origin(node_id, node.pid or 0, flat.writer, flat.number))
         worker = node.seat * self._workers_per_node + flat.writer
-        return TakenRollout(slot, worker, flat.number, views, self._buffers[slot])
+        life = self._life_of(worker, (node.pid, flat.life))
+        return TakenRollout(slot, worker, flat.number, views, self._buffers[slot], life)
+
+    def _life_of(self, worker: int, began: tuple[int | None, int]) -> int:
+        """How often a worker was started before: by its agent, or with another agent in its place."""
+        known, before = self._lives.get(worker, (began, 0))
+        life = before + int(known != began)
+        self._lives[worker] = began, life
+        return life

@@ -29,6 +29,7 @@ class Flat(NamedTuple):
     """A rollout on its way to the learner: Ray copies the array of bytes once, and pickles nothing of it."""
 
     writer: int  # which worker of its node filled it
+    life: int  # how often that worker had been started before
     number: int  # which of that worker's rollouts it is, from 0
     finals: int  # how many final observations there are
     counters: RingCounters  # of its node's ring when it left
@@ -144,7 +145,7 @@ class Turns:
 def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
     finals = int(rollout.views[keys.FINAL_COUNT])
     image = rollout.image[: _used_bytes(layout, finals)].clone().numpy()
-    return Flat(rollout.writer, rollout.number, finals, counters, image)
+    return Flat(rollout.writer, rollout.life, rollout.number, finals, counters, image)
 
 
 def unpack(flat: Flat, layout: Layout, into: Tensor) -> dict[str, Tensor]:

@@ -73,13 +73,15 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
 
 class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1's takes no types
     """A vector environment whose answers have the form above, once for each of its environments. Of
-    ``info["final_obs"]`` it keeps what is read: the last observations of truncated episodes, by number.
+    ``info["final_obs"]`` it keeps what is read: the last observations of truncated episodes, by number, and
+    with ``keeps_last`` those of all that end.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
         super().__init__(envs)
         self._form = _Form.of(name, envs.single_observation_space, envs.num_envs)
         self._one = _Form.of(name, envs.single_observation_space)
+        self.keeps_last = False
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         return self._form.reset(self.env.reset(seed=seed, options=options))
@@ -95,7 +97,8 @@ class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1
         terminated = self._form.end(terminated, "terminated")
         truncated = self._form.end(truncated, "truncated")
         info = dict(self._form.info(info, "step"))
-        hidden = np.flatnonzero(truncated & ~terminated).tolist()
+        ended = terminated | truncated
+        hidden = np.flatnonzero(ended if self.keeps_last else ended & ~terminated).tolist()
         finals = info.pop("final_obs", None)
         if hidden:
             info["final_obs"] = {env: self._final(finals, env, answered) for env in hidden}

@@ -50,7 +50,8 @@ class SerialEnvs(Envs):
         terminated = answer.get("terminated").view(-1)
         truncated = done & ~terminated
         last, seen = (held.get(self._key).to(self.observation_dtype) for held in (answer, self._now))
-        finals = [(env, last[env]) for env in truncated.nonzero().view(-1).tolist()]
+        hidden = done if self.keeps_last else truncated
+        finals = [(env, last[env]) for env in hidden.nonzero().view(-1).tolist()]
         reward = answer.get("reward").view(-1)
         return EnvStep(seen, reward, terminated, truncated, finals)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from torch import Tensor
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.workers.envs.actions import ActionSpec, actions_of
-from rlsync.workers.envs.answers import CheckedEnv
+from rlsync.workers.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.workers.envs.observations import observations_of
 
-#: For each episode that was truncated and did not terminate: the environment, and the last observation.
+#: For each episode that was truncated and did not terminate, and with keep_last() for each that ended: the
+#: environment, and the last observation.
 Finals = Sequence[tuple[int, Tensor]]
 
 
@@ -58,6 +59,11 @@ class Envs(ABC):
     actions: ActionSpec
     observation_shape: tuple[int, ...]
     observation_dtype: torch.dtype
+    keeps_last: bool = field(default=False, init=False)  # see keep_last()
+
+    def keep_last(self) -> None:
+        """From now on give the last observations of episodes that terminate, too."""
+        self.keeps_last = True
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Tensor:
@@ -170,7 +176,7 @@ class ListedEnvs(SpacedEnvs):
             terminated[number] = over
             truncated[number] = cut
             if over or cut:
-                if not over:
+                if self.keeps_last or not over:
                     finals.append((number, self.observations.seen(np.array(observation))))
                 observation, _ = env.reset()
             observations[number] = observation
@@ -198,6 +204,11 @@ class VectorEnvs(SpacedEnvs):
             raise
         self.envs = envs
 
+    def keep_last(self) -> None:
+        super().keep_last()
+        if isinstance(self.envs, CheckedVectorEnv):
+            self.envs.keeps_last = True
+
     def reset(self, seed: int | None = None) -> Tensor:
         return self._observed(self.envs.reset(seed=seed)[0])
 
@@ -211,7 +222,8 @@ class VectorEnvs(SpacedEnvs):
         return self.observations.seen(array)
 
     def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
-        hidden = np.flatnonzero(truncated & ~terminated) if truncated.any() else ()
+        ended = terminated | truncated
+        hidden = np.flatnonzero(ended if self.keeps_last else ended & ~terminated) if ended.any() else ()
         last_seen = [(int(env), self._observed(info["final_obs"][env])) for env in hidden]
         earned, over, cut = (torch.from_numpy(array) for array in (reward, terminated, truncated))
         return EnvStep(self._observed(observation), earned, over, cut, last_seen)

@@ -43,6 +43,7 @@ class PrefilledPlayer(Player):
     def __init__(self, player: Player) -> None:
         self.player = player
         self.prefill = Prefill()
+        self.keeps_last = player.keeps_last
         self._uniform = UniformPlayer(player.actions, player.observation_shape, player.observation_dtype)
         super().__init__(
             {**player.modules, PREFILL: self.prefill},
