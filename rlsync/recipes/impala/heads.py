@@ -249,7 +249,8 @@ def head_for(actions: ActionSpec) -> PolicyHead:
 
 
 def _log_probs(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits if logits.dtype == torch.float32 else wide(logits)[0], -1)
+    wider = logits if logits.dtype == torch.float32 else wide(logits)[0]
+    return wider.log_softmax(-1)
 
 
 def _picked(log_probs: Tensor, action: Tensor) -> Tensor:
