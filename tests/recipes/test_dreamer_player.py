@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Generator, Tensor, nn
 from torchrl.data import Bounded, OneHot
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from rlsync import DreamerPlayer
 from rlsync.recipes.dreamer import v1, v3
 from rlsync.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
 from rlsync.recipes.dreamer.player import WorldModelPlayer
@@ -35,8 +37,13 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 choices = pytest.mark.parametrize("on_adoption", ["keep", "reset", "recompute"])
 
 
-def network_of(kind: str, seed: int = 0) -> nn.Module:
+def network_of(kind: str, seed: int = 0) -> Any:
     """What a loss acts with; its weights are not those of the start, where all choices are alike."""
+    return copy.deepcopy(_network_of(kind, seed))
+
+
+@cache
+def _network_of(kind: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     recipe, module = (V1, v1) if kind == "v1" else (V3, v3)
     network: nn.Module = module.make_loss(recipe, SPACES[kind]).actor_network
@@ -111,6 +118,12 @@ def test_it_does_what_torchrls_policy_does_with_the_same_random_numbers(
         theirs = {key: seen[key] for key in ("state", "belief")} | {"previous_action": seen["action"].float()}
         if kind == "v1":  # TorchRL's prior makes the belief of the next step at the end of this one
             theirs["belief"] = seen["next", "belief"]
+
+
+@every_kind
+def test_its_leaves_have_the_names_that_earlier_checkpoints_and_users_own_players_have(kind: str) -> None:
+    network = network_of(kind)
+    assert network.state_dict().keys() == DreamerPlayer(network.player).state_dict().keys()
 
 
 @every_kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class WorldModelPlayer(Player):
     """
 
     keeps_last = True
+    draws: Callable[..., Tensor]  #: torch.rand or torch.randn: the random numbers that :meth:`seen` is given
 
     def __init__(
         self,
@@ -95,10 +97,6 @@ class WorldModelPlayer(Player):
         self._carried = self.widths | {PREVIOUS_ACTION: spaces.actions}
 
     @abstractmethod
-    def drawn(self, shape: tuple[int, ...], generator: Generator | None, device: torch.device) -> Tensor:
-        """Random numbers that :meth:`seen` makes a state with."""
-
-    @abstractmethod
     def seen(
         self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -107,7 +105,7 @@ class WorldModelPlayer(Player):
         """
 
     @abstractmethod
-    def chosen(self, state: Tensor, belief: Tensor, generator: Generator | None) -> Tensor:
+    def chosen(self, state: Tensor, belief: Tensor, generator: Generator) -> Tensor:
         """The actions ``[N, actions]``, one-hot or numbers; if :attr:`deterministic` the likeliest ones."""
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
@@ -144,15 +142,15 @@ class WorldModelPlayer(Player):
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
-        source = None if torch.compiler.is_exporting() else generator
+        source: dict[str, Generator] = {} if torch.compiler.is_exporting() else {"generator": generator}
         begins = is_init
         if self._on_adoption is not None:
             made_by = state[STATE_VERSION].masked_fill(is_init, NO_VERSION)
             begins = made_by == NO_VERSION
         # Not len(observation): torch.export would take the number of environments for a constant.
-        noise = self.drawn((observation.shape[0], *self._noise), source, observation.device)
+        noise = self.draws((observation.shape[0], *self._noise), device=observation.device, **source)
         made, belief = self._seen(observation, state, begins, noise)
-        action = self.chosen(made, belief, source)
+        action = self.chosen(made, belief, generator)
         after = {STATE: made, BELIEF: belief, PREVIOUS_ACTION: action}
         choice = action if isinstance(self.actions, BoxActions) else action.argmax(-1)
         if self._on_adoption is None:
@@ -214,7 +212,7 @@ class WorldModelPlayer(Player):
         return again
 
 
-def squashed(loc: Tensor, scale: Tensor | None, actions: BoxActions, generator: Generator | None) -> Tensor:
+def squashed(loc: Tensor, scale: Tensor | None, actions: BoxActions, generator: Generator) -> Tensor:
     """What torchrl.modules.TanhNormal draws within the bounds, or without a scale its squashed mean."""
     low, high = bounds_of(actions, loc)
     if scale is not None:

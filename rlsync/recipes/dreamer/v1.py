@@ -161,14 +161,13 @@ class DreamerV1Player(WorldModelPlayer):
     draws the state.
     """
 
+    draws = staticmethod(torch.randn)
+
     def __init__(
         self, network: ActingNetwork, recipe: DreamerV1Config, spaces: parts.Spaces, **how: Any
     ) -> None:
         widths = recipe.state, recipe.belief
         super().__init__(network, spaces, noise=(recipe.state,), widths=widths, **how)
-
-    def drawn(self, shape: tuple[int, ...], generator: Generator | None, device: torch.device) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device)
 
     def seen(
         self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
@@ -180,7 +179,7 @@ class DreamerV1Player(WorldModelPlayer):
         _, _, state = posterior.module(belief, encoder.module(observation), noise)
         return state, belief
 
-    def chosen(self, state: Tensor, belief: Tensor, generator: Generator | None) -> Tensor:
+    def chosen(self, state: Tensor, belief: Tensor, generator: Generator) -> Tensor:
         _, _, (actor, _), noise, _ = self.parts
         assert isinstance(self.actions, BoxActions)
         low, high = bounds_of(self.actions, belief)

@@ -176,12 +176,11 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
 class DreamerV3Player(WorldModelPlayer):
     """The prior makes the belief from the action before; the posterior then draws the state."""
 
+    draws = staticmethod(torch.rand)
+
     def __init__(self, network: ActingNetwork, recipe: DreamerV3Config, spaces: Spaces, **how: Any) -> None:
         widths = recipe.categoricals * recipe.classes, recipe.belief
         super().__init__(network, spaces, noise=(recipe.categoricals,), widths=widths, **how)
-
-    def drawn(self, shape: tuple[int, ...], generator: Generator | None, device: torch.device) -> Tensor:
-        return torch.rand(shape, generator=generator, device=device)
 
     def seen(
         self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
@@ -196,7 +195,7 @@ class DreamerV3Player(WorldModelPlayer):
             return logits.unflatten(-1, (-1, posterior.num_classes)).softmax(-1).flatten(-2), belief
         return drawn_state(posterior, logits, noise), belief
 
-    def chosen(self, state: Tensor, belief: Tensor, generator: Generator | None) -> Tensor:
+    def chosen(self, state: Tensor, belief: Tensor, generator: Generator) -> Tensor:
         net, *spread, _ = self.parts[-1]
         said = net.module(state, belief)
         if isinstance(self.actions, BoxActions):
