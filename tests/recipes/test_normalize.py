@@ -83,12 +83,10 @@ def test_every_network_of_the_learner_has_the_statistics_of_all_collected_frames
 WITHOUT_NOISE = {"dqn": {"epsilon_start": 0.0, "epsilon_end": 0.0}, "td3": {"exploration_noise": 0.0}}
 
 
-@pytest.mark.parametrize(("name", "lag"), [("dqn", 0), ("dqn", None), ("td3", 1)])
+@pytest.mark.parametrize(("name", "lag"), [("dqn", 0), ("dqn", 1), ("td3", 1)])
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case
-def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(
-    name: str, lag: int | None
-) -> None:
+def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(name: str, lag: int) -> None:
     pace = PaceConfig(ratio=0.1, prefill=32)
     trainer = built(small(name, lag=lag, batch=32, normalize=BOTH, pace=pace, **WITHOUT_NOISE[name]))
     hook, source = hook_of(trainer), SOURCE[name](trainer.loss_module)
