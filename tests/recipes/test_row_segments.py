@@ -29,9 +29,10 @@ from rlsync.cli.resume import load
 from rlsync.cli.status import begin
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.recipes.checkpoints import WholeCheckpoint, checkpoint_at
-from rlsync.recipes.replay.memory import PrioritizedRows
+from rlsync.recipes.replay.memory import PrioritizedRows, StepMemory
 from rlsync.recipes.replay.row_segments import INDEX, RowSegments
 from rlsync.recipes.run_files import CHECKPOINT, ROOM
+from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from tests.recipes.test_off_policy import built, every_recipe, tiny
 from tests.recipes.test_recipes import trained
 from tests.tools.parts import wait_until
@@ -329,6 +330,28 @@ def test_a_checkpoint_of_torchrls_own_checkpointer_still_loads(tmp_path: Path) -
 
 
 # ------------------------------------------------------------------------- damaged, full disk, killed
+
+
+def test_rows_of_an_earlier_rlsync_keep_the_fields_that_new_ones_have_in_later_checkpoints_too(
+    tmp_path: Path,
+) -> None:
+    """It stored what no update read, and a segment is never written again: a checkpoint has rows of both."""
+    earlier, old = make(20), rows_from(0, 8)
+    old["reward_sum"], old["next", "state_value"] = torch.zeros(8, 1), torch.zeros(8, 1)
+    earlier.extend(old)
+    buffer = RowBuffer(storage=LazyTensorStorage(20), sampler=RandomSampler(), batch_size=4)
+    buffer.storage.checkpointer = RowSegments(buffer)
+    Checkpoint(replay_buffer=buffer).load(save(earlier, tmp_path / "earlier"))
+    memory = StepMemory(buffer, gamma=0.9)
+    for first in range(8, 24, 4):
+        memory.store(rows_from(first, 4).set("is_init", torch.zeros(4, 1)))
+    rows = stored(buffer)
+    assert set(rows.keys(True, True)) == {"number", ("next", "observation"), ("next", "done"), "index"}
+    assert sorted(rows["number"].tolist()) == [*range(4, 24)]
+    checkpoint = save(buffer, tmp_path / "now")
+    assert segments(checkpoint).keys() >= segments(tmp_path / "earlier" / CHECKPOINT).keys()
+    assert_rows_equal(stored(loaded(checkpoint, 20)), rows)
+    assert set(buffer.sample().keys(True, True)) == set(rows.keys(True, True))
 
 
 def assert_three_lines(error: BaseException | None, what: str, file: str) -> None:
