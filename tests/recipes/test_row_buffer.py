@@ -106,6 +106,14 @@ def test_what_is_stored_where_and_how_it_is_counted_is_as_with_torchrls_buffer(
         assert (drawn[0] == drawn[1]).all()
 
 
+def test_a_part_of_a_batch_may_have_dimensions_of_its_own() -> None:
+    buffer = RowBuffer(storage=LazyTensorStorage(50), sampler=RandomSampler(), batch_size=8)
+    for first in (0.0, 24.0):
+        value = torch.arange(first, first + 24).reshape(2, 4, 3, 1)
+        buffer.store(TensorDict({"inner": TensorDict({"value": value}, [2, 4, 3])}, [2, 4]))
+    assert buffer.storage[:]["inner", "value"].flatten().tolist() == list(range(48))
+
+
 def test_a_batch_with_another_field_is_left_to_torchrl() -> None:
     answers = []
     for kind in (TensorDictReplayBuffer, RowBuffer):

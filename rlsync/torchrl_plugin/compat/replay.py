@@ -108,16 +108,17 @@ class RowBuffer(TensorDictReplayBuffer):
         storage, writer, count = self.storage, self.writer, batch.numel()
         if not (storage.initialized and type(writer) is TensorDictRoundRobinWriter):
             return None
-        first, capacity = writer._cursor, storage.max_size
-        end = first + count
-        if not first < end <= capacity or self.priority_key in batch:
-            return None
-        index = torch.arange(first, end, device=batch.device or "cpu")
-        into: list[Tensor] = []
-        new: list[Tensor] = []
-        if not _paired(storage._storage, batch, slice(first, end), {"index": index}, into, new):
-            return None
         with self._replay_lock, self._write_lock:
+            first, capacity = writer._cursor, storage.max_size
+            end = first + count
+            if not first < end <= capacity or self.priority_key in batch:
+                return None
+            index = torch.arange(first, end, device=batch.device or "cpu")
+            into: list[Tensor] = []
+            new: list[Tensor] = []
+            place, stored = slice(first, end), storage._storage
+            if not _paired(stored, batch, batch.ndim, place, {"index": index}, into, new):
+                return None
             writer._cursor = end % capacity
             writer._write_count += count
             storage._set_last_cursor(index)
@@ -133,18 +134,18 @@ class RowBuffer(TensorDictReplayBuffer):
 def _paired(
     stored: TensorDictBase,
     batch: TensorDictBase,
+    dims: int,
     place: slice,
     more: Mapping[str, Tensor],
     into: list[Tensor],
     new: list[Tensor],
 ) -> bool:
-    """List the rows of a place, and the new ones for it; False if they have other fields or shapes."""
+    """List the rows of a place, and those of a batch with so many dimensions; False if they do not fit."""
     if not (type(stored) is type(batch) is TensorDict):
         return False
     held = batch._tensordict
     if len(held) + sum(name not in held for name in more) != len(stored._tensordict):
         return False
-    dims = batch.ndim
     for name, whole in stored._tensordict.items():
         value = more.get(name)
         if value is None:
@@ -157,7 +158,7 @@ def _paired(
                 return False
             into.append(rows)
             new.append(value)
-        elif not isinstance(value, TensorDict) or not _paired(whole, value, place, {}, into, new):
+        elif not isinstance(value, TensorDict) or not _paired(whole, value, dims, place, {}, into, new):
             return False
     return True
 
