@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +29,7 @@ from rlsync.recipes.spaces import DISCRETE
 from rlsync.recipes.sync_settings import WhenConfig
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.players.uniform import UniformPlayer
-from tests.laws.test_rerun import forked, slowed, trained
+from tests.laws.test_rerun import again, faults, forked, slowed, trained
 from tests.recipes.test_off_policy import parameters, small
 from tests.recipes.test_recipes import hook_of, small_ppo
 from tests.tools.parts import undecided
@@ -117,6 +119,24 @@ def test_a_rollout_acts_with_what_was_the_newest_after_the_batch_that_its_lag_na
     assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_the_successor_of_a_killed_worker_makes_its_rollouts_and_the_log_says_that_the_run_is_another(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(name, tmp_path, lag=1)
+    recipe = recipe_of(config)
+    life = trained(recipe, config, faults({2: (1, signal.SIGKILL)}))
+    assert {(rollout.worker, rollout.life) for rollout in life.rollouts} == {(0, 0), (1, 0), (1, 1)}
+    order = [(rollout.number, rollout.worker) for rollout in life.rollouts]
+    assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
+    (told,) = re.findall(r"from rollout (\d) of worker 1 on, this run is not the same", caplog.text)
+    first = min(rollout.number for rollout in life.rollouts if rollout.life)
+    assert int(told) == first
+    found = again(recipe, config)
+    assert (found.unequal, found.equal) == (0, len(life.digests)), found
+
+
 # -------------------------------------------------------------------------------- without a process
 
 
@@ -179,7 +199,7 @@ def test_what_acts_in_the_learners_process_draws_numbers_of_its_own() -> None:
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_advantages_of_one_pass_are_those_of_torchrls_two(num_envs: int) -> None:
-    env, steps = EnvConfig("CartPole-v1", num_envs, {"max_episode_steps": 12}), 8
+    env, steps = EnvConfig("CartPole-v1", num_envs, {"max_episode_steps": 16}), 7
     spaces = DISCRETE.probe(env)
     torch.manual_seed(0)
     loss = ppo.make_loss(PPOConfig(hidden=[16]), spaces)
@@ -190,7 +210,7 @@ def test_advantages_of_one_pass_are_those_of_torchrls_two(num_envs: int) -> None
     collector = UnrollCollector(ppo.player_of(loss.actor_network, spaces), env.spec(), **settings)
     ends: Counter[str] = Counter()
     try:
-        for _, batch in zip(range(60), collector, strict=False):
+        for _, batch in zip(range(300), collector, strict=False):
             theirs = gae(batch.clone())
             found = ours(batch)
             for name in ("advantage", "value_target"):
