@@ -30,6 +30,7 @@ from rlsync.recipes.run_files import CHECKPOINT, IMAGINATION
 from rlsync.recipes.settings import Config, EnvConfig
 from rlsync.recipes.spaces import ANY, BOX, DISCRETE
 from rlsync.recipes.timeline import timeline
+from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import make_venv
@@ -187,7 +188,7 @@ def compare_states(
     collector = UnrollCollector(
         player, env.spec(), steps=12, envs_per_worker=1, num_workers=0, transitions=True, seed=3
     )
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(50), sampler=Sequences(8), batch_size=8)
+    buffer = RowBuffer(storage=LazyTensorStorage(50), sampler=Sequences(8), batch_size=8)
     memory = SequenceMemory(buffer, buffer.sampler, player.widths, lambda: collector.last_rollouts)
     try:
         frames = next(iter(collector)).clone()

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage
 
 from rlsync.recipes.dreamer.sequences import SequenceMemory, Sequences, Streams, as_rows
+from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs
@@ -27,7 +28,7 @@ ENVS, STEPS = 2, 5
 
 def a_memory(collector: UnrollCollector) -> SequenceMemory:
     sequences = Sequences(4)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5_000), sampler=sequences, batch_size=80)
+    buffer = RowBuffer(storage=LazyTensorStorage(5_000), sampler=sequences, batch_size=80)
     return SequenceMemory(buffer, sequences, {"belief": 3}, lambda: collector.last_rollouts)
 
 
