@@ -28,7 +28,7 @@ _EXAMPLES = """examples:
 
 It checks keys, options, types, bounds, the trigger, the folder (by writing what a checkpoint needs), and the
 checkpoint to resume from. Then it takes some steps in the environment, as workers and as evaluations do. If
-nothing is wrong with those, and you give a sync map, a recipe, a transport or an environment (module:Id) of
+nothing is wrong with those, and you give a sync map, a recipe or an environment (module:Id) of
 your own, it starts workers and resolves the sync map, as the run will; in an environment of your own, they
 play one batch. "looked at" says which of these it has done.
 
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_own(job: Job, own: Path | None) -> bool:
-    """Whether a job may have a sync map, a recipe, a transport or an environment that is not shipped."""
+    """Whether a job may have a sync map, a recipe or an environment that is not shipped."""
     return (
         job.recipe.name not in registry.SHIPPED
         or job.config.env.names_module

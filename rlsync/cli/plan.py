@@ -85,10 +85,8 @@ def as_text(config: Config, plan: Timeline) -> str:
 def _workers(config: Config) -> str:
     batches, more = config.recipe.batches(config), more_frames(config)
     workers = "none, the learner has its" if config.in_process else f"{config.workers_per_node}, each with"
-    told = f"{workers} {_of(config.env.num_envs, 'environment')}: "
-    told += (
-        f"{_of(batches.steps, 'policy call')} for a rollout, {_of(batches.rollouts, 'rollout')} for a batch; "
-    )
+    envs, calls = _of(config.env.num_envs, "environment"), _of(batches.steps, "policy call")
+    told = f"{workers} {envs}: {calls} for a rollout, {_of(batches.rollouts, 'rollout')} for a batch; "
     told += config.lag_facts()
     return told if more is None else f"{told}; more frames a second: {more}"
 

@@ -47,6 +47,7 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
         assert re.fullmatch(r"newest version \d+", said[0])
         assert [line.split(" (")[0] for line in said[1:3]] == ["worker 0", "worker 1"]
         assert said[3].startswith("frames ")
+        assert said[4] == "lag 1: workers act while the learner learns"
 
         workers = workers_of(run_folder, capsys)
         assert {w["pid"] for w in workers} <= descendant_pids(run.process.pid)
@@ -69,11 +70,17 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
             assert workers_of(run_folder, capsys)[0]["state"] == "stopped"
 
         os.kill(workers[1]["pid"], signal.SIGKILL)
+        run.wait_for("from rollout .* of worker 1 on, this run is not the same as others of its seed", 60)
+        assert wait_until(lambda: workers_of(run_folder, capsys)[1]["pid"] != workers[1]["pid"], 60)
+        again = workers_of(run_folder, capsys)
+        assert again[0]["pid"] == workers[0]["pid"]
+        for worker in again:
+            os.kill(worker["pid"], signal.SIGKILL)
         assert run.exit_status(60) == 1
         assert watching.exit_status(60) == 1, "the run has failed"
         assert re.search(r"^ended .*: failed", watching.output, re.MULTILINE)
-        said = next(line for line in run.output.splitlines() if "killed by SIGKILL" in line)
-        assert f"worker 1 (pid {workers[1]['pid']}, killed by SIGKILL, acted with version" in said
+        ends = "; ".join(f"worker {w['reader']} (pid {w['pid']}) killed by SIGKILL" for w in again)
+        assert f"no worker is left: {ends}" in run.output
         assert "Traceback" not in run.output
         assert f"checkpoint {run_folder}/checkpoint: resume={run_folder} goes on from" in run.output
         assert wait_until(lambda: not descendant_pids(run.process.pid), 60)
@@ -88,6 +95,30 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
     assert main(["status", str(run_folder)]) == 1
     assert re.match(r"ended \S+ \S+: failed  frames [\d,]+  version \d+\n", capsys.readouterr().out)
     goes_on(folder, "it")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"collector": {"lag": 0, "num_workers": 2}}, "lag 0: workers wait for each update"),
+        ({"collector": {"lag": None, "num_workers": 2}}, "no fixed lag: workers act with the newest version"),
+        (
+            {"collector": {"lag": 1, "num_workers": 0}},
+            "lag 0: the learner's own process acts between its upd",
+        ),
+        ({"collector": {"kind": "sync", "num_workers": 2}}, ""),
+        ({"collector": "sync"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_lag_is_that_of_the_runs_config_and_no_line_where_it_has_none(
+    words: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / RESOLVED).write_text(json.dumps({"cluster": {"kind": "none"}} | words))
+    found = status_of(tmp_path)
+    assert found.lag.startswith(says)
+    assert bool(found.lag) == bool(says)
+    assert found.told.splitlines()[1:] == ([found.lag] if says else [])
 
 
 def test_a_process_that_evaluates_is_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -172,19 +172,36 @@ def main() -> int:
                 next(old)
             ask(rerun)
             expected = chain(islice(old, len(both)), repeat(EQUAL))
-            differing: list[str] = []
-            twice: dict[str, dict[str, str]] = {}
-            for name, before_it, after_it in zip(chosen, expected, new, strict=False):
-                if not report(name, [before_it, after_it], altered):
-                    differing.append(name)
-                elif name in CASES and before_it != after_it:
-                    twice[name] = after_it
-            ask([CASES[name] for name in twice])
-            for name, second in zip(twice, new, strict=False):
-                if not report(f"{name}, twice", [twice[name], second], set()):
-                    differing.append(name)
+
+            def once_more(names: list[str]) -> Iterator[dict[str, str]]:
+                ask([CASES[name] for name in names])
+                return new
+
+            differing = wrong(chosen, zip(expected, new, strict=False), altered, once_more)
     print(f"same: {len(chosen) - len(differing)} of {len(chosen)} are the same or altered on purpose")
     return 1 if differing else 0
+
+
+def wrong(
+    chosen: Sequence[str],
+    pairs: Iterable[tuple[dict[str, str], dict[str, str]]],
+    altered: set[str],
+    once_more: Callable[[list[str]], Iterable[dict[str, str]]],
+) -> list[str]:
+    """The chosen cases that are not as they should be, each pair reported. ``once_more`` runs those that were
+    altered on purpose a second time.
+    """
+    found: list[str] = []
+    firsts: dict[str, dict[str, str]] = {}
+    for name, (before, after) in zip(chosen, pairs, strict=False):
+        if not report(name, [before, after], altered):
+            found.append(name)
+        elif name in CASES and before != after:
+            firsts[name] = after
+    for (name, first), second in zip(firsts.items(), once_more([*firsts]), strict=False):
+        if not report(f"{name}, twice", [first, second], set()):
+            found.append(name)
+    return found
 
 
 def report(name: str, results: Sequence[dict[str, str]], altered: set[str]) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlsync.recipes.registry import SHIPPED
-from tests.laws.same import ALTERS, CASES, FAILED, RERUNS, report
+from tests.laws.same import ALTERS, CASES, FAILED, RERUNS, report, wrong
 from tests.laws.same_probe import digest_of
 
 
@@ -36,6 +36,19 @@ def test_a_difference_is_told_unless_a_commit_says_that_it_alters_the_recipe(
     before: dict[str, str], after: dict[str, str], altered: set[str], well: bool
 ) -> None:
     assert report("sac on workers", [before, after], altered) is well
+
+
+@pytest.mark.parametrize(("second", "found"), [("2", []), ("3", ["sac"])])
+def test_a_case_that_was_altered_on_purpose_must_give_the_same_twice(second: str, found: list[str]) -> None:
+    asked: list[str] = []
+
+    def once_more(names: list[str]) -> list[dict[str, str]]:
+        asked.extend(names)
+        return [{"losses": second}]
+
+    pairs = [({"losses": "1"}, {"losses": "1"}), ({FAILED: "no"}, {"losses": "2"})]
+    assert wrong(["ppo", "sac"], pairs, {"sac"}, once_more) == found
+    assert asked == ["sac"]
 
 
 def test_a_commit_names_the_recipes_that_it_alters() -> None:
