@@ -71,7 +71,7 @@ def workers_player(sync: SyncConfig, player: Player, device: torch.device) -> Pl
     for module in made.modules.values():
         module.to(CPU)
         for part in module.modules():
-            # A TanhModule of td3 has the bounds of actions as leaves of its own; players hold them as numbers.
+            # The bounds of actions are leaves of td3's TanhModule; players hold them as numbers.
             if isinstance(part, (MixedMLP, modules.TanhModule)):
                 part.to(dtype=dtype)
     return made

@@ -50,7 +50,6 @@ from rlsync.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE, STAL
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.sync.adopter import Adopter
-from rlsync.tensors.target import Target
 from rlsync.transport.board.format import BoardWatch
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.ring.writer import RingWriter
@@ -440,14 +439,14 @@ def test_runs_are_made_again_under_random_kills_and_stops(tmp_path: Path, seed: 
 
 def torn_reads(patch: pytest.MonkeyPatch) -> None:
     """A worker reads the first leaf as it was a version before: a reader without its lease."""
-    alias = Target.alias
+    apply = Adopter._apply
     before: dict[int, Any] = {}
 
-    def torn(target: Target, views: Any) -> bool:
-        kept, before[id(target)] = before.get(id(target), views[0]), views[0].clone()
-        return alias(target, [kept, *views[1:]])
+    def torn(adopter: Adopter, version: int, layout: Any, views: Any) -> bool:
+        kept, before[id(adopter)] = before.get(id(adopter), views[0]), views[0].clone()
+        return apply(adopter, version, layout, [kept, *views[1:]] if version > 2 else views)
 
-    patch.setattr(Target, "alias", torn)
+    patch.setattr(Adopter, "_apply", torn)
 
 
 def stamps_off_by_one(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
 from torchrl.data.replay_buffers import TensorStorage
 
@@ -178,8 +178,8 @@ class RowSegments(TensorStorageCheckpointer):
         self._remember(folder)
 
     def loads(self, storage: TensorStorage, path: str | Path) -> None:
-        """Put a checkpoint's rows, TorchRL's too, at their places; ConfigError if any is damaged. Where
-        rows of an earlier rlsync have other entries than newer ones, those are kept that all have.
+        """Put a checkpoint's rows, TorchRL's too, at their places; ConfigError if any is damaged. Of rows
+        that an earlier rlsync stored, what the newest ones have is kept.
         """
         folder = Path(path)
         self._segments = []
@@ -189,11 +189,9 @@ class RowSegments(TensorStorageCheckpointer):
         first, segments = _read_index(folder / INDEX, storage.max_size)
         replay.forget_rows(storage)
         all_rows = [read(folder, segment) for segment in segments]
-        common = (
-            set[NestedKey].intersection(*({*rows.keys(True, True)} for rows in all_rows)) if all_rows else ()
-        )
+        newest = [*all_rows[-1].keys(True, True)] if all_rows else []
         for segment, whole in zip(segments, all_rows, strict=True):
-            rows = whole.select(*common)[max(0, first - segment.first) :]
+            rows = whole.select(*newest, strict=False)[max(0, first - segment.first) :]
             at = max(first, segment.first) % storage.max_size
             storage.set(slice(at, at + len(rows)), rows.to(storage.device))
         self._segments = segments
