@@ -199,7 +199,7 @@ def test_a_batch_that_a_killed_run_has_not_completed_has_no_frames(tmp_path: Pat
     given = impala()  # whose record has two rollouts of ten frames
     (life, _), *_ = lives_to_repeat(recorded(tmp_path / "run", given), lambda _: given).values()
     assert frame_of(life, given, 20, (None, None, None, 0)).rollout.worker == 1
-    given.collector.frames_per_batch = 30
+    given.recipe.batch_size, given.collector.frames_per_batch = 6, 30
     with pytest.raises(ConfigError, match="NUMBER cannot be 1"):
         frame_of(life, given, 1, (None, None, None, 0))
 
