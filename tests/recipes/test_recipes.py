@@ -96,7 +96,7 @@ def trained(trainer: Trainer, look: Callable[[TensorDict], None] | None = None) 
         ("recipe", "gamma", 1.5, "give a number >= 0 and <= 1"),
         ("recipe", "entropy_coeff", -0.1, "give a number >= 0"),
         ("collector", "num_workers", -1, "give a number >= 0 and <= 1000"),
-        ("collector", "lag", -1, "give a number >= 0"),
+        ("collector", "lag", -1, "give a number >= 0, or null"),
         ("collector", "adopt", "alais", "did you mean 'alias'? give one of alias, copy"),
         ("logger", "kind", "cvs", "did you mean 'csv'? give one of csv, tensorboard, wandb, none"),
     ],
