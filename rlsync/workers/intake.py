@@ -85,6 +85,7 @@ class Intake:
         self._held: list[TakenRollout] = []
         self._copied = NOTHING_QUEUED  # from then on no copy reads the held slots
         self._running = False
+        self._look_next_s = 0.0  # when to look after the workers, although there are rollouts
         self._stopped: RlsyncError | None = None
         self.last: tuple[RolloutId, ...] = ()  # of the last batch
         self._tell: Callable[[TakenRollout, bool], object] | None = None
@@ -139,12 +140,19 @@ class Intake:
                 self.ring.run()
 
     def _wait(self) -> TakenRollout:
-        deadline = time.monotonic() + self.silent_timeout_s
+        now_s = time.monotonic()
+        deadline = now_s + self.silent_timeout_s
+        # A look costs as much as a small batch: where rollouts are there, it is made every now and then.
+        looks = now_s >= self._look_next_s
         while True:
             if self._stopped is not None:
                 raise self._stopped
+            if not looks and (rollout := self.ring.take(0.0)) is not None:
+                return rollout
+            looks = True
             if self.workers.look():
                 deadline = time.monotonic() + self.silent_timeout_s
+            self._look_next_s = time.monotonic() + LOOK_EVERY_S
             rollout = self.ring.take(LOOK_EVERY_S)
             if rollout is not None:
                 return rollout

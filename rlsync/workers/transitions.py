@@ -28,6 +28,7 @@ for; others are copies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
@@ -45,6 +46,20 @@ NEXT = "next"
 DONE = "done"
 
 _BESIDE = (keys.EPISODE_RETURN, keys.EPISODE_LENGTH)
+
+#: Leaving out entries that are not there copies a TensorDict and those in it, not the tensors, in a tenth of
+#: the time of ``TensorDict.copy()``: 8 us, and 70.
+_NO_ENTRIES = ((NEXT, ""), (keys.COLLECTOR, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """The memory of one slot under the keys of a batch: it is the same memory at each of its rollouts."""
+
+    views: Mapping[str, Tensor]  # of the slot
+    batch: TensorDict
+    choices: Tensor | None  # of the slot, flat: what its one-hot actions are made of
+    one_hot: Tensor | None  # memory of the batch's actions, flat
 
 
 class Transitions:
@@ -66,8 +81,9 @@ class Transitions:
                     what, "a collector of transitions", "record it at each step, or collect unrolls"
                 )
         self._choices = actions.n if isinstance(actions, DiscreteActions) else None
+        self._one_hot = torch.eye(self._choices or 0, dtype=torch.int64, device="cpu")
         self._records = tuple(record.name for record in records)
-        self._of_slots: dict[int, tuple[Mapping[str, Tensor], TensorDict]] = {}
+        self._slots: dict[int, _Slot] = {}
 
     def batch(self, rollouts: Sequence[TakenRollout], device: torch.device) -> TensorDict:
         """The steps of these rollouts, on a device; what lies under ``"collector"`` stays in host memory.
@@ -82,9 +98,9 @@ class Transitions:
             slots = [rollout.views for rollout in rollouts]
             arrays = {name: joined([slot[name] for slot in slots], device, 1) for name in self._timed()}
             arrays |= {name: joined([slot[name] for slot in slots], along=1) for name in _BESIDE}
+            if self._choices is not None:
+                arrays[keys.ACTION] = functional.one_hot(arrays[keys.ACTION], self._choices)
             made = self._laid_out(arrays)
-        if self._choices is not None:
-            made.set(keys.ACTION, functional.one_hot(made.get(keys.ACTION), self._choices))
         finals = last_observations([rollout.views for rollout in rollouts], device)
         if finals:
             after = made.get((NEXT, keys.OBSERVATION)).clone()
@@ -94,11 +110,20 @@ class Transitions:
         return made
 
     def _in_slot(self, rollout: TakenRollout) -> TensorDict:
-        """The memory of one slot, laid out once: it is the same memory at each of its rollouts."""
-        known = self._of_slots.get(rollout.slot)
-        if known is None or known[0] is not rollout.views:
-            known = self._of_slots[rollout.slot] = rollout.views, self._laid_out(rollout.views)
-        return known[1].copy()
+        slot = self._slots.get(rollout.slot)
+        if slot is None or slot.views is not rollout.views:
+            slot = self._slots[rollout.slot] = self._slot_of(rollout.views)
+        if slot.choices is not None and slot.one_hot is not None:
+            torch.index_select(self._one_hot, 0, slot.choices, out=slot.one_hot)
+        return slot.batch.exclude(*_NO_ENTRIES)
+
+    def _slot_of(self, views: Mapping[str, Tensor]) -> _Slot:
+        if self._choices is None:
+            return _Slot(views, self._laid_out(views), None, None)
+        choices = views[keys.ACTION]
+        one_hot = torch.empty((*choices.shape, self._choices), dtype=torch.int64, device="cpu")
+        batch = self._laid_out({**views, keys.ACTION: one_hot})
+        return _Slot(views, batch, choices.view(-1), one_hot.view(-1, self._choices))
 
     def _timed(self) -> tuple[str, ...]:
         return (*keys.REQUIRED, keys.POLICY_VERSION, *self._records)
