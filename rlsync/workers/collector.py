@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import check_timeouts
+from rlsync.core.path import check_count, check_timeouts
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
 from rlsync.tensors.sendable import check_sendable
@@ -129,7 +129,9 @@ class UnrollCollector(RolloutCollector):
         versions_file: str | Path | None = None,
     ) -> None:
         player = player_of(network)
-        acting = max(1, num_workers) if isinstance(num_workers, int) else num_workers
+        where = f"UnrollCollector(num_workers={num_workers!r})"
+        check_count("num_workers", num_workers, 0, where, "give 0 to act in the learner's own process")
+        acting = max(1, num_workers)
         #: Whether a worker acts in the learner's own process, and there is no other.
         self.in_process = num_workers == 0
         if not self.in_process:

@@ -854,7 +854,8 @@ def test_the_learner_keeps_few_descriptors_and_its_own_parameters(monkeypatch: p
     "options",
     [
         {"steps": 0},
-        {"num_workers": 0},
+        {"num_workers": -1},
+        {"num_workers": 1.5},
         {"overlap": True, "envs_per_worker": 1},
         {"slots": 0},
         {"rollouts_per_batch": 3, "slots": 2},
