@@ -1,8 +1,9 @@
 """The command line of rlsync in a process that has a second device; see tests/tools/parts/second_device.py.
 
 What the device lacks for a whole training is lent to it here: random numbers, which are the CPU's; the dtype
-of autocast; and copies to the host that ask for pinned memory, of which it has none. TorchRL's collectors
-know CUDA, MPS and NPU by name, and take this device for an NPU.
+of autocast; copies to the host that ask for pinned memory, of which it has none; and deep copies of buffers,
+which copy a storage by a kernel of its own. TorchRL's collectors know CUDA, MPS and NPU by name, and take
+this device for an NPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from tests.tools.parts import second_device
 
 _Generator = torch.Generator
+_copy_of_tensor = Tensor.__deepcopy__
 _libraries: list[torch.library.Library] = []
 
 
@@ -26,11 +28,21 @@ def lend() -> torch.device:
     module = second_device._module
     type(module).get_amp_supported_dtype = lambda _: [torch.bfloat16]  # type: ignore[attr-defined]
     torch.Generator = _generator  # type: ignore[assignment,misc]
+    Tensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     torch.npu = module  # type: ignore[attr-defined]
     if not _libraries:
         _libraries.append(torch.library.Library("aten", "IMPL"))
         _libraries[0].impl("_to_copy", _to_copy, "PrivateUse1")
     return device
+
+
+def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    if tensor.device.type != "second":
+        return _copy_of_tensor(tensor, memo)
+    if id(tensor) not in memo:
+        memo[id(tensor)] = tensor.detach().clone()
+    copy: Tensor = memo[id(tensor)]
+    return copy
 
 
 def _generator(device: object = "cpu") -> torch.Generator:
