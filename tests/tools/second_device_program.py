@@ -1,9 +1,9 @@
 """The command line of rlsync in a process that has a second device; see tests/tools/parts/second_device.py.
 
 What the device lacks for a whole training is lent to it here: random numbers, which are the CPU's; the dtype
-of autocast; copies to the host that ask for pinned memory, of which it has none; and deep copies of buffers,
-which copy a storage by a kernel of its own. TorchRL's collectors know CUDA, MPS and NPU by name, and take
-this device for an NPU.
+of autocast; copies to the host that ask for pinned memory, of which it has none; and convolutions, and deep
+copies of buffers, which have kernels of their own. TorchRL's collectors know CUDA, MPS and NPU by name, and
+take this device for an NPU.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def lend() -> torch.device:
     if not _libraries:
         _libraries.append(torch.library.Library("aten", "IMPL"))
         _libraries[0].impl("_to_copy", _to_copy, "PrivateUse1")
+        _libraries[0].impl("convolution_overrideable", _convolution, "PrivateUse1")
     return device
 
 
@@ -47,6 +48,11 @@ def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
 
 def _generator(device: object = "cpu") -> torch.Generator:
     return _Generator()
+
+
+def _convolution(seen: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+    on_cpu = [None if tensor is None else tensor.cpu() for tensor in (seen, weight, bias)]
+    return torch.convolution(*on_cpu, *how).to(seen.device)
 
 
 def _to_copy(
