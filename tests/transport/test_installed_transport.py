@@ -104,15 +104,16 @@ class Telling(BoardWriter):
 ACTS = """
 from torchrl.collectors import MultiSyncCollector
 from rlsync import BoardScheme
-from tests.tools.parts import make_small_canary, make_workers, publish_as
+from tests.tools.parts import make_small_canary, make_workers
 
 if __name__ == "__main__":
-    policy = make_small_canary()
+    policy = make_small_canary().fill(1)
     scheme = BoardScheme(transport="tcp")
     collector = make_workers(MultiSyncCollector, policy, schemes={"policy": scheme})
-    for version, batch in zip(range(2, 6), collector):
-        print(type(scheme.board.transport).__name__, batch["policy_version"].unique().tolist())
-        publish_as(policy, version)
+    print(type(scheme.board.writer).__name__)
+    for number, batch in zip(range(1, 5), collector):
+        print(*(batch[key].unique().tolist() for key in ("policy_version", "canary_min", "canary_max")))
+        policy.fill(number + 1)
         collector.update_policy_weights_()
     collector.shutdown()
 """
@@ -125,6 +126,15 @@ scheme = BoardScheme(transport="telling")
 collector = make_workers(MultiSyncCollector, make_small_canary(), schemes={"policy": scheme})
 print(len(next(iter(collector))))
 """
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_workers_act_with_what_a_transport_of_a_package_brings(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "acts.py").write_text(ACTS)
+    kind, *acted = run(installed, tmp_path, str(tmp_path / "acts.py")).splitlines()
+    assert kind == "TcpTransport"
+    assert acted == [f"[{version}] [{version}.0] [{version}.0]" for version in range(1, 5)]
 
 
 @pytest.mark.processes
