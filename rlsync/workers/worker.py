@@ -161,7 +161,7 @@ class Worker:
         device = settings.devices[worker]
         self.adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
         if isinstance(self.adopter.reader, PlannedReader):
-            self.adopter.reader.waiting = writer.beat
+            self.adopter.reader.waiting = writer.count_wait
         #: What is added to the seed of a run, or to a new one, for the first environment of this worker.
         self._offset = worker * settings.shape.num_envs + life * _SEEDS_APART
         seed = writer.new_seed()

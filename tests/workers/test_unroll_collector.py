@@ -34,6 +34,7 @@ from rlsync.core.errors import (
     PublishError,
     WorkerLost,
 )
+from rlsync.core.schedule import FixedLag
 from rlsync.recipes.impala import (
     AtariEnvs,
     Categorical,
@@ -50,6 +51,7 @@ from rlsync.recipes.impala import (
 from rlsync.sync.sample import Judgement
 from rlsync.transport.shared_file import KIND_VARIABLE
 from rlsync.workers.player import Playable, Player
+from rlsync.workers.repeated import RepeatedUnrolls
 from tests.conftest import LeakCheck
 from tests.tools.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
 from tests.tools.programs import Program
@@ -864,3 +866,27 @@ def test_the_learner_keeps_few_descriptors_and_its_own_parameters(monkeypatch: p
 def test_numbers_that_make_no_collector_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError), collecting(cartpole_net(), CARTPOLE, **options):
         pass
+
+
+@pytest.mark.processes
+def test_the_time_in_which_workers_with_a_lag_wait_for_their_versions_is_counted() -> None:
+    """They have a free slot meanwhile, so it is not the ring that they wait for."""
+    collector = RepeatedUnrolls(
+        cartpole_net(),
+        CARTPOLE,
+        life=FixedLag(lag=0, workers=1, per_batch=1),
+        lag=0,
+        steps=3,
+        envs_per_worker=1,
+        num_workers=1,
+        rollouts_per_batch=1,
+        slots=None,
+        start_method="fork",
+        silent_timeout_s=WAIT_S,
+    )
+    try:
+        batches_of(collector, 1)
+        so_far_s = collector.counters().worker_wait_s
+        assert wait_until(lambda: collector.counters().worker_wait_s > so_far_s, WAIT_S)
+    finally:
+        collector.shutdown(timeout=5)

@@ -65,8 +65,9 @@ class PlannedReader(BoardReader):
         first = self._counts[self._at]
         self._life = self._plan[first].life if first < len(self._plan) else None
         self._acts = False
-        #: Is called while this reader waits for its version: a sign of life for whoever watches the process.
-        self.waiting: Callable[[], object] = bool
+        #: Is called while this reader waits for its version, with the time since when, in ns; returns that of
+        #: now. A sign of life for whoever watches the process, and the wait for whoever counts it.
+        self.waiting: Callable[[int], int] = int
         super().__init__(handle.board, apply, reader)
 
     def adopt(self) -> int:
@@ -80,6 +81,7 @@ class PlannedReader(BoardReader):
             raise BoardClosed("the recorded life of this worker ends here", f"worker {self.reader}", "")
         if planned is None and not self._stays:
             return super().adopt()
+        waited_from = time.monotonic_ns()
         for pause_s in pauses():
             if self.closed_by_learner or self._counts[_OVER]:
                 if self._stays:
@@ -90,7 +92,7 @@ class PlannedReader(BoardReader):
                 break
             time.sleep(pause_s)
             self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
-            self.waiting()
+            waited_from = self.waiting(waited_from)
         super().adopt()
         self._acts = True
         self._counts[self._at] = begun + 1

@@ -64,10 +64,6 @@ class RingWriter:
     def announce_ready(self) -> None:
         self._words[self._line + fmt.WRITER_READY] = 1
 
-    def beat(self) -> None:
-        """Give a sign of life."""
-        self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
-
     def new_seed(self) -> int | None:
         """The seed that the learner has given since this was asked last, if it has."""
         count = self._words[fmt.SEEDED]
@@ -95,7 +91,7 @@ class RingWriter:
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(pause_s)
-            waited_from = self._count_wait(waited_from)
+            waited_from = self.count_wait(waited_from)
         return None if self._taken is None else self._images.views(self._taken)
 
     def commit(self) -> None:
@@ -157,7 +153,8 @@ class RingWriter:
     def _is_open(self, state: int) -> bool:
         return self._words[state] in (RolloutState.FREE, RolloutState.WRITING)
 
-    def _count_wait(self, since_ns: int) -> int:
+    def count_wait(self, since_ns: int) -> int:
+        """Give a sign of life, and count that this worker has waited since then; returns the time of now."""
         now = time.monotonic_ns()
         if self._words[fmt.RUNNING]:
             self._words[self._line + fmt.WRITER_WAITED_NS] += now - since_ns
