@@ -265,12 +265,13 @@ class PPOConfig(RecipeConfig):
     update_keys: ClassVar[tuple[str, ...]] = ("compile", "update_dtype")
     stops_by_evaluation: ClassVar[bool] = True
 
+    gamma: float = bounds.fraction(0.99)  # no checkpoint keeps it: advantages are computed with the config's
     #: Widths of the hidden layers. Actor and critic have such layers each, and share none.
     hidden: list[int] = field(default_factory=lambda: [64, 64], metadata=bounds.WIDTHS)
     #: Number of passes over each batch.
     num_epochs: int = bounds.above_zero(4)
     #: Lambda of generalised advantage estimation: 1 uses the returns alone, 0 the critic alone.
-    gae_lambda: float = bounds.in_buffer(bounds.fraction(0.95), "lmbda")
+    gae_lambda: float = bounds.fraction(0.95)
     #: How far the probability ratio may move before it is clipped; 0.2 as in the paper.
     clip_epsilon: float = bounds.in_buffer(bounds.above_zero(0.2), "clip_epsilon")
     #: Weight of the entropy bonus; 0: none, since CartPole needs no more exploration than sampling gives.

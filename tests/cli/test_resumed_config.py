@@ -137,13 +137,14 @@ def test_a_learning_rate_that_is_changed_is_the_one_that_is_used(runs: Path) -> 
 @pytest.mark.seconds
 @pytest.mark.usefixtures("fork_workers")
 def test_coefficients_that_torchrl_keeps_in_buffers_are_those_of_this_config(runs: Path) -> None:
-    _, trainer = built(runs, "recipe.clip_epsilon=0.1", "recipe.gamma=0.9", "recipe.critic_coeff=1.5")
+    others = "recipe.gamma=0.9", "recipe.gae_lambda=0.8"  # no checkpoint keeps them
+    _, trainer = built(runs, "recipe.clip_epsilon=0.1", "recipe.critic_coeff=1.5", *others)
     loss: Any = trainer.loss_module
     assert float(loss.clip_epsilon) == pytest.approx(0.1)
     assert float(loss.critic_coeff) == pytest.approx(1.5)
     held = [value for hook in trainers.registered_modules(trainer) for value in vars(hook).values()]
-    (gamma,) = {float(value.gamma) for value in held if hasattr(value, "gamma")}
-    assert gamma == pytest.approx(0.9)
+    (advantages,) = {(value.gamma, value.lmbda) for value in held if hasattr(value, "lmbda")}
+    assert advantages == (0.9, 0.8)
     with pytest.warns(RlsyncWarning, match="no buffer is called lmda"):
         Settings(trainer).put_back([Restored(buffer="lmda")])
 

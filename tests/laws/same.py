@@ -3,7 +3,7 @@
 Runs fixed short trainings and publishes twice, with the code of the merge base with main and with the code
 of this tree, and compares digests of weights, losses, frames and stamps. No digest is stored: they differ by
 processor. The merge base also records a short asynchronous run of each recipe, which this tree makes again.
-What the base cannot record, or this tree cannot read, this tree records itself.
+What the base cannot record, or this tree cannot read, or was altered on purpose, this tree records itself.
 
 A change that alters learning on purpose says so in the message of the commit that does it, on a line of its
 own: ``Alters learning: sac, td3``. So does one after which the merge base no longer understands the words of
@@ -158,17 +158,18 @@ def main() -> int:
     chosen = [name for name in NAMES if not given.cases or any(map(name.startswith, given.cases))]
     both, again = [name for name in chosen if name in CASES], [name for name in chosen if name in RERUNS]
     altered = altered_since(base)
+    recorded = [name for name in again if not on_purpose(name, altered)]
     print(f"same: {len(chosen)} cases, this tree against {base[:10]}", flush=True)
     with checked_out(base) as before, tempfile.TemporaryDirectory(prefix="same-runs") as runs:
         common = [CASES[name] for name in both]
         record, rerun = (
-            [[f"{verb}={runs}/{number}", *RERUNS[name]] for number, name in enumerate(again)]
-            for verb in ("record", "rerun")
+            [[f"{verb}={runs}/{RERUNS[name][0]}", *RERUNS[name]] for name in names]
+            for verb, names in (("record", recorded), ("rerun", again))
         )
         with probe(before) as (ask_before, old), probe(ROOT) as (ask, new):
             ask_before(record + common)
             ask(common)
-            for _ in again:
+            for _ in recorded:
                 next(old)
             ask(rerun)
             expected = chain(islice(old, len(both)), repeat(EQUAL))
@@ -204,16 +205,20 @@ def wrong(
     return found
 
 
+def on_purpose(name: str, altered: set[str]) -> bool:
+    """Whether a case is one of a recipe that was altered on purpose."""
+    return name.partition(" ")[0].rstrip(",") in altered
+
+
 def report(name: str, results: Sequence[dict[str, str]], altered: set[str]) -> bool:
     """Print how a case compares; whether it is as it should be."""
     before, after = results
     differ = [part for part in {**before, **after} if before.get(part) != after.get(part)]
-    on_purpose = name.partition(" ")[0].rstrip(",") in altered
     if FAILED in after:
         word, well = "FAILED", False
-    elif FAILED in before and on_purpose:
+    elif FAILED in before and on_purpose(name, altered):
         word, well = "altered on purpose: the merge base cannot run it", True
-    elif differ and not on_purpose:
+    elif differ and not on_purpose(name, altered):
         word, well = f"DIFFERS in {', '.join(differ)}", False
     else:
         word, well = f"altered on purpose: {', '.join(differ)}" if differ else "same", True
