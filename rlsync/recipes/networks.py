@@ -64,14 +64,20 @@ def workers_player(sync: SyncConfig, player: Player, device: torch.device) -> Pl
     """What workers act with: ``player``, or a copy in host memory, if the learner is on another ``device``,
     and with its networks in the dtype that the map declares.
     """
-    dtype = workers_dtype(sync)
-    if dtype is None and device == CPU:
+    if workers_dtype(sync) is None and device == CPU:
         return player
     made = copied(player, "the player", player.modules, type(player).__name__)
     for module in made.modules.values():
         module.to(CPU)
+    cast_as_workers(sync, made)
+    return made
+
+
+def cast_as_workers(sync: SyncConfig, player: Player) -> None:
+    """Put a player's networks into the dtype that the map declares, in which workers act."""
+    dtype = workers_dtype(sync)
+    for module in player.modules.values():
         for part in module.modules():
             # The bounds of actions are leaves of td3's TanhModule; players hold them as numbers.
             if isinstance(part, (MixedMLP, modules.TanhModule)):
                 part.to(dtype=dtype)
-    return made

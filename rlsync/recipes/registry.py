@@ -117,9 +117,11 @@ class Recipe:
 
     def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
         """What acts with a checkpoint's weights, once they are loaded into it. ``spaces`` is what ``probe``
-        returned; ``deterministic`` takes the likeliest action. ConfigError: settings of another recipe.
+        returned; ``deterministic`` takes the likeliest action. It acts in the dtype in which workers do.
+        ConfigError: settings of another recipe.
         """
         from rlsync.evaluation.checkpoint import CheckpointPlayer
+        from rlsync.recipes.networks import cast_as_workers
         from rlsync.recipes.run import Run
         from rlsync.workers.player import Player
 
@@ -129,6 +131,7 @@ class Recipe:
         if not isinstance(acting, Acting) or not isinstance(acting.player, Player):
             cure = "let it return parts.Acting(weights, player)"
             raise ConfigError(f"acting returned {acting!r}", f"recipe {self.name!r}", cure)
+        cast_as_workers(config.sync, acting.player)
         return CheckpointPlayer(acting.weights, acting.player, config.env.spec())
 
 
