@@ -16,7 +16,9 @@ import pytest
 from rlsync.cli.compose.refusals import GONE
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError, RlsyncWarning
+from rlsync.recipes.checks import cluster_errors
 from rlsync.recipes.run_files import RECEIPTS
+from rlsync.recipes.settings import ClusterConfig, Config, RecipeConfig
 from rlsync.workers.cluster.session import check_address
 from tests.recipes.test_checkpoints import refusing
 from tests.tools.processes import child_pids
@@ -376,6 +378,14 @@ def test_a_lag_workers_and_batches_that_do_not_fit_are_told_once_each_in_three_l
     assert error["what"].startswith(what)
     assert error["where"].startswith(where)
     assert cure in error["cure"]
+
+
+def test_a_recipe_that_does_not_say_that_it_acts_on_nodes_is_refused_there() -> None:
+    config = Config(recipe=RecipeConfig(name="mine"), cluster=ClusterConfig("ray"))
+    (error,) = cluster_errors(config)
+    assert error.what == "the recipe 'mine' cannot act on a cluster"
+    assert error.where == "cluster.kind=ray"
+    assert "give cluster=none, or a recipe that acts on nodes: ppo, " in error.cure
 
 
 def test_a_list_of_devices_has_one_for_each_worker_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:

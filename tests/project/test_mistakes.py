@@ -63,8 +63,9 @@ TYPED: dict[str, dict[str, str]] = {
         "recipe.evaluation.video_every=1": "give recipe.evaluation.every_frames, or video_every=null",
     },
     "a cluster": {
-        "recipe=dreamer_v3": "",
-        "cluster=ray": "give cluster=none, or a recipe that acts on nodes",
+        "cluster=ray": "",
+        "collector.lag=2": "or null, or cluster=none",
+        "collector.kind=async": "collector.lag=null, with which nobody waits (async)",
         "cluster.address=10.0.0.1": "give HOST:PORT of its head node",
     },
     "actions of another kind": {
