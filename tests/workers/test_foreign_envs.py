@@ -51,7 +51,7 @@ def test_an_environment_that_raises_is_told_with_the_workers_number(
 ) -> None:
     status, output = run_of(tmp_path, "raises", *words)
     assert status == 1
-    says = r"^worker [01] \(pid \d+, its collector could not be made\) ended before it was ready: "
+    says = r"^worker [01] \(pid \d+, exited with status 1\) ended before it was ready: "
     says += "RuntimeError: the simulator has no licence"
     assert re.search(says + re.escape(WHERE) + "  cure   ", output, re.MULTILINE), output
     assert "its second line" in output, "the worker's own error is there, too"
