@@ -69,30 +69,6 @@ def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(
     assert re.search(r"^2\d passed, \d+ deselected", done.stdout, re.M), done.stdout
 
 
-CHOSEN = """
-from torchrl.collectors import MultiSyncCollector
-from rlsync import BoardScheme
-from tests.tools.parts import make_small_canary, make_workers
-
-policy = make_small_canary()
-collector = make_workers(MultiSyncCollector, policy, schemes={"policy": BoardScheme(transport="tcp")})
-batches = iter(collector)
-for version in (2, 3):
-    policy.fill(version)
-    collector.update_policy_weights_(policy)
-    batch = next(batches)
-    print(batch["policy_version"].unique().tolist(), batch["canary_min"].unique().tolist())
-collector.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_workers_act_with_what_a_transport_of_a_package_brings(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "chosen.py").write_text(CHOSEN)
-    told = run(installed, tmp_path, str(tmp_path / "chosen.py"))
-    assert told.splitlines() == ["[2] [2.0]", "[3] [3.0]"]
-
-
 TELLING = """
 from rlsync.transport.board import BoardWriter
 
