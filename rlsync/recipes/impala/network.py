@@ -187,7 +187,15 @@ class ImpalaNet(nn.Module):
         last_action: Tensor | None,
         last_reward: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As :meth:`step`; what is given for the state of a network without an LSTM comes back as it is."""
+        """As :meth:`step`; what is given for the state of a network without an LSTM comes back as it is.
+
+        Args:
+            observation: ``[N, *observation_shape]``.
+            is_init: [N] bool.
+            state: ``[N, *state_shape]``, or None.
+            last_action: [N, ...], where the network takes it.
+            last_reward: [N].
+        """
         features = self._features(observation)
         # A context that changes nothing takes as long as a layer of few units.
         autocast = torch.is_autocast_enabled(features.device.type)

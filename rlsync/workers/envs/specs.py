@@ -61,7 +61,11 @@ class GymnasiumEnvs:
         return ListedEnvs(self.make, num_envs, self.id)
 
     def make(self) -> CheckedEnv:
-        """One of these environments; its answers are read as :mod:`rlsync.workers.envs.answers` says."""
+        """One of these environments; its answers are read as :mod:`rlsync.workers.envs.answers` says.
+
+        Raises:
+            ConfigError: it is told how to reset, which is an option of some vector environments.
+        """
         options = {"disable_env_checker": True, **self.options}  # it looks at the first answers only
         wrappers = options.pop("wrappers", ())
         env = self._one(options)
