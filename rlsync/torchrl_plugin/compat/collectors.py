@@ -11,7 +11,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-import torch
 from tensordict import TensorDictBase
 from torch import nn
 from torchrl._utils import _get_mp_ctx
@@ -283,12 +282,3 @@ def why_not_ready(message: object) -> tuple[Exception, str] | None:
     if not isinstance(error, Exception):
         error = RuntimeError(f"{name}: {text}")
     return error, str(message["traceback"])
-
-
-def takes_policies_on(device: torch.device) -> bool:
-    """Whether a policy can act on a device. Until collectors wait for devices besides CUDA, MPS and NPU."""
-    try:
-        Collector._get_sync_fn(None, device)
-    except RuntimeError:
-        return False
-    return True

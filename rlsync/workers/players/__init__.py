@@ -1,1 +1,1 @@
-"""Players that belong to no recipe: a random one, an epsilon-greedy one, and TorchRL policies."""
+"""Players that belong to no recipe: random, epsilon-greedy, and random at first."""
