@@ -148,10 +148,10 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
 
 def batch_errors(config: Config) -> Iterator[RlsyncError]:
     """An error if a batch cannot be as many steps of every environment."""
-    if any(bound_errors(config)):
-        return
     batches = config.recipe.batches(config)
     frames, envs = config.collector.frames_per_batch, batches.rollouts * config.env.num_envs
+    if frames < 1 or envs < 1:  # bounds say it
+        return
     if batches.steps * envs == frames or "unroll_length" in vars(config.recipe):  # impala says more of it
         return
     what = f"a batch of {frames} frames is not as many steps of each of {envs} environments"

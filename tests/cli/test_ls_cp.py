@@ -148,5 +148,5 @@ def test_what_cannot_be_copied_is_refused_and_nothing_is_written(
 
 def test_a_copy_needs_beside_it_what_chooses_the_original_by_its_name() -> None:
     assert companions(find("tuned/impala_pong")) == [["recipe=impala", "env=pong"]]
-    recipes = ["ppo", "dqn", "sac", "td3", "crossq", "impala"]
+    recipes = ["ppo", "dqn", "sac", "td3", "crossq", "impala", "dreamer_v1", "dreamer_v3"]
     assert companions(find("cluster/ray")) == [[f"recipe={recipe}"] for recipe in recipes]

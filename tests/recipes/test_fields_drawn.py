@@ -27,7 +27,7 @@ READ: dict[str, set[NestedKey]] = {
     "ppo": {"observation", "action", "action_log_prob", "advantage", "value_target", *OTHERS},
 }
 #: Some that no update reads.
-UNREAD = {"done", ("next", "done"), ("next", "truncated"), ("next", "reward_sum")}
+UNREAD = {"is_init", ("next", "done"), ("next", "truncated")}
 
 
 def trainer_of(name: str, **keys: Any) -> Trainer:

@@ -254,7 +254,7 @@ class ImpalaConfig(RecipeConfig):
         return "laser" if self.replay.ratio else self.name
 
     def batches(self, config: Config) -> Batches:
-        return Batches(self.unroll_length, self.batch_size // config.env.num_envs)
+        return Batches(self.unroll_length, self.batch_size // max(1, config.env.num_envs))
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return 1
