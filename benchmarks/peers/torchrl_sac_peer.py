@@ -17,6 +17,7 @@ from rlsync_peer import NEVER, Report
 from torch import optim
 from torchrl.collectors import MultiAsyncCollector
 from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
+from torchrl.envs import GymEnv
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import SACTrainer
 from torchrl.weight_update import SharedMemWeightSyncScheme
@@ -24,7 +25,7 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 from rlsync.recipes import sac
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import EnvConfig
-from rlsync.recipes.spaces import BOX, make_env
+from rlsync.recipes.spaces import BOX
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
         storage=LazyMemmapStorage(settings.buffer_frames), batch_size=settings.batch_size, shared=True
     )
     collector = MultiAsyncCollector(
-        [partial(make_env, env)],
+        [partial(GymEnv, env.id)],
         loss.actor_network,
         frames_per_batch=64,
         init_random_frames=options.prefill,

@@ -13,9 +13,9 @@ from rlsync.cli.compose import shipped
 from rlsync.cli.compose.shipped import CLUSTER, ENV, RECIPE, TUNED, Shipped
 from rlsync.cli.main import parser_of
 from rlsync.core.errors import ConfigError
+from rlsync.core.extensions import THIS_MACHINE
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.recipes import registry
-from rlsync.recipes.run_files import THIS_MACHINE
 
 _EXAMPLES = """examples:
   rlsync cp recipe/ppo

@@ -20,6 +20,7 @@ import yaml
 
 from rlsync.cli.main import name_it, parser_of, print_document
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
+from rlsync.core.extensions import THIS_MACHINE
 from rlsync.core.schedule import lag_in_words
 from rlsync.core.whole_file import json_of, record_in
 from rlsync.recipes import run_files as files
@@ -168,7 +169,7 @@ def lag_of(run: Path) -> str:
     """How old the weights are that a run's workers act with, as its config says; empty where it does not."""
     try:
         config = yaml.safe_load((run / files.RESOLVED).read_text())
-        collector, here = config["collector"], config["cluster"]["kind"] == files.THIS_MACHINE
+        collector, here = config["collector"], config["cluster"]["kind"] == THIS_MACHINE
         return lag_in_words(collector["lag"], in_process=here and collector["num_workers"] == 0)
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):  # another rlsync wrote it
         return ""

@@ -19,6 +19,7 @@ LOGGERS = "rlsync.loggers"
 TRANSPORTS = "rlsync.transports"
 
 BOARD = "board"  #: rlsync's own transport, the default
+THIS_MACHINE = "none"  #: what ``cluster.kind`` says where all workers are on this machine
 
 
 def has_package(name: str) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 from rlsync.core.whole_file import json_of, record_in, write_whole
 
 RESOLVED = "config.yaml"  #: the run's config, every key with its value
-THIS_MACHINE = "none"  #: what its ``cluster.kind`` says where all workers are on this machine
 RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish
 #: The run's id, and the version numbers that no later life of the run gives out again.
 VERSIONS = "versions.json"

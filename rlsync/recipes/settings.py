@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.extensions import LOGGERS
+from rlsync.core.extensions import THIS_MACHINE as THIS_MACHINE
 from rlsync.core.schedule import lag_in_words
 from rlsync.evaluation.play import GIVE_UP_AFTER_S, GIVE_UP_AFTER_STEPS
 from rlsync.recipes import bounds
 from rlsync.recipes.env_settings import AtariConfig as AtariConfig
 from rlsync.recipes.env_settings import EnvConfig as EnvConfig
 from rlsync.recipes.env_settings import RenderedConfig as RenderedConfig
-from rlsync.recipes.run_files import THIS_MACHINE
 from rlsync.recipes.sync_settings import RouteConfig as RouteConfig
 from rlsync.recipes.sync_settings import SyncConfig as SyncConfig
 from rlsync.recipes.sync_settings import WhenConfig as WhenConfig
