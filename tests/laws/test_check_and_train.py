@@ -33,7 +33,8 @@ DREAMER = (
 UNROLLS = ("recipe.total_frames=640", "env.num_envs=2")
 #: The overrides of a short run of each recipe, and which actions it chooses from.
 RECIPES = {
-    "ppo": ("choice", ("recipe.num_epochs=1", "recipe.total_frames=256", "collector.frames_per_batch=64")),
+    # Long enough that a worker whose environment raises in each life has ended too often.
+    "ppo": ("choice", ("recipe.num_epochs=1", "recipe.total_frames=1024", "collector.frames_per_batch=64")),
     "dqn": ("choice", OFF_POLICY),
     "sac": ("numbers", OFF_POLICY),
     "td3": ("numbers", OFF_POLICY),
