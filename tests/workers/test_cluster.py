@@ -27,7 +27,7 @@ import torch
 
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError, PublishError
-from rlsync.recipes.checks import cluster_errors
+from rlsync.recipes.checks import cluster_errors, device_errors
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.sac import SACConfig
@@ -193,7 +193,8 @@ def test_settings_that_cannot_work_are_refused_before_ray_starts() -> None:
     for recipe in (PPOConfig(), DQNConfig(), SACConfig(), TD3Config()):
         assert refused(ClusterConfig(kind="ray"), recipe=recipe) == []
     three = ClusterConfig(kind="ray", workers_per_node=3)
-    assert refused(three, collector=CollectorConfig(device=["cpu", "cpu"])) == ["collector.device"]
+    few = Config(cluster=three, collector=CollectorConfig(device=["cpu", "cpu"]))
+    assert [error.where for error in device_errors(few)] == ["collector.device"]
     assert refused(ClusterConfig(), recipe=RecipeConfig("own")) == [], "cluster=none is for every recipe"
 
 
