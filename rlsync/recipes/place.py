@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -46,6 +47,7 @@ class Here:
                 num_workers=self._settings.num_workers,
                 policy_device=self._run.worker_devices,
                 when_full=when_full,
+                start_method=start_method(),
                 start_timeout_s=self._settings.start_timeout_s,
                 versions_file=self._run.file(VERSIONS),
                 **settings,
@@ -53,6 +55,12 @@ class Here:
 
     def watch(self, trainer: Trainer) -> None:
         """Nothing: a ring's collector watches its workers."""
+
+
+def start_method() -> str:
+    """How worker processes are started: from a fork server, unless the program chose ``fork``."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return "fork" if chosen == "fork" else "forkserver"
 
 
 @contextmanager
