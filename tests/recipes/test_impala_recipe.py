@@ -359,6 +359,6 @@ def test_what_acts_on_pixels_in_bfloat16_is_proven(torso: str, monkeypatch: pyte
     trainer = RECIPE.build(config)
     verify = part(trainer, VerifySync)
     trainer.register_op("post_steps", lambda: verify.behaviour_held and trainer.request_stop("proven"))
-    train_until_stopped(trainer, at_most_s=60.0)
+    train_until_stopped(trainer, at_most_s=200.0)
     assert (verify.uncompared, verify.deviations) == ((), [])
     assert verify.behaviour_held is not None
