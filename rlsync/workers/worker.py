@@ -157,7 +157,8 @@ class Worker:
 
     def __init__(self, job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
         settings = job.settings
-        self._settings, self._writer, self._worker = settings, writer, worker
+        self._settings = settings
+        self._writer = writer
         device = settings.devices[worker]
         self.adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
         if isinstance(self.adopter.reader, PlannedReader):
