@@ -82,7 +82,7 @@ DQN_RUN = (
     "recipe.target_return=null",
     "recipe.evaluation.every_frames=0",
 )
-UNIFORM = ("recipe.prioritized=false",)  # as Stable-Baselines3 draws
+UNIFORM = ("recipe.prioritized=false",)  # as Stable-Baselines3 draws; that file has priorities
 FOUR_ENVS = (*LAGS["lag-1"], "env.num_envs=4")
 PPO_RUN = ("recipe=ppo", "recipe.total_frames=20480", "recipe.target_return=null")
 ONE_ENV = ("env.num_envs=1",)

@@ -143,7 +143,20 @@ def _run(words: list[str]) -> int:
     check_choice("verb", verb, VERBS, "rlsync VERB")
     alone = _document_alone() if asks_json(arguments) else nullcontext()
     with alone, told_of_a_user_without_a_name():
+        if verb == "train" and will_start_workers(arguments):
+            from rlsync.torchrl_plugin.forkserver import Forkserver
+
+            # It loads what workers need on another core, while this process loads what a learner needs.
+            Forkserver()
         return int(importlib.import_module(f"rlsync.cli.{verb}").main(arguments))
+
+
+def will_start_workers(words: Sequence[str]) -> bool:
+    """Whether a command line of ``rlsync train`` seems to be one that workers are forked for. If not, and in
+    vain, nothing is lost but time: the fork server begins later, or ends with this process.
+    """
+    other_ways = ("-", "hydra/launcher=", "cluster=", "recipe.agents=", "collector.num_workers=0")
+    return not any(word.startswith(other_ways) for word in words)
 
 
 def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:

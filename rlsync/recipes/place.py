@@ -38,9 +38,7 @@ class Here:
         if life is None and lag is not None and not config.in_process:
             life = FixedLag(lag, self.workers, settings["rollouts_per_batch"])
         make = UnrollCollector if life is None else partial(RepeatedUnrolls, life=life, lag=lag or 0)
-        # Only processes can be late, or fail to start; the learner's own raises what the environment does.
-        around = making(config.env) if config.in_process else naming_env(config.env)
-        with around, Forkserver(preload=[type(player).__module__]):
+        with making(config.env) if config.in_process else self._starting(player):
             return make(
                 player,
                 config.env.spec(),
@@ -52,6 +50,12 @@ class Here:
                 versions_file=self._run.file(VERSIONS),
                 **settings,
             )
+
+    @contextmanager
+    def _starting(self, player: Player) -> Iterator[None]:
+        """Inside, processes are started, which can be late, or fail; a fork server has their modules."""
+        with naming_env(self._run.config.env), Forkserver(preload=[type(player).__module__]):
+            yield
 
     def watch(self, trainer: Trainer) -> None:
         """Nothing: a ring's collector watches its workers."""

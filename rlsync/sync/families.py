@@ -102,6 +102,9 @@ def start_process(
     """Start a process that ends with this one; WorkerLost if the fork server dies at it three times."""
     require_children()
     let_forks_use_cuda()
+    if method == "forkserver":
+        # The server has the variables of its own start, which may be long ago.
+        target, args = _in_environment, (dict(os.environ), target, args)
     kind: Any = _Process if method == "forkserver" else get_context(method).Process  # type: ignore[attr-defined]
     for left in (2, 1, 0):
         process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)
@@ -116,6 +119,13 @@ def start_process(
                 raise WorkerLost(what, name, "look what ends it (out of memory?)") from error
             time.sleep(0.05)  # until the kernel has ended the rest of it
     return process
+
+
+def _in_environment(variables: dict[str, str], target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    """Run a process's target with these environment variables, and no others."""
+    os.environ.clear()
+    os.environ.update(variables)
+    target(*args)
 
 
 def lead_group() -> None:

@@ -37,7 +37,8 @@ class Forkserver:
 
     What differs from ``spawn``:
 
-    - Environment variables that are set after the server was started do not reach the workers.
+    - Environment variables that are set after the server was started do not reach the workers of TorchRL's
+      collectors. rlsync's own workers have those of their start.
     - A worker is sent at most about 250 file descriptors. Tensors in what the collector is given need one
       each, but a policy whose weights come from a :class:`BoardScheme` needs none.
     - Where NVML does not work, importing TorchRL asks CUDA for its devices, and torch then refuses CUDA in

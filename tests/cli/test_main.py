@@ -24,7 +24,7 @@ from rich.console import Console
 
 from rlsync import __version__
 from rlsync.cli.compose.shipped import config_dir
-from rlsync.cli.main import main
+from rlsync.cli.main import main, will_start_workers
 from rlsync.cli.resume import load
 from rlsync.cli.train import LiveLine, prepare_process, shut_down
 from rlsync.core.errors import ConfigError
@@ -114,6 +114,24 @@ class Run:
         self._reader.join(timeout=5)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        ("", True),
+        ("recipe=dqn seed=3", True),
+        ("--help", False),
+        ("recipe=dqn --cfg job", False),
+        ("cluster=ray", False),
+        ("recipe=laser recipe.agents=4", False),
+        ("recipe=ppo collector.num_workers=0", False),
+    ],
+)
+def test_a_training_begins_its_fork_server_before_its_imports_where_workers_are_forked(
+    words: str, starts: bool
+) -> None:
+    assert will_start_workers(words.split()) is starts
 
 
 @pytest.fixture(scope="module")

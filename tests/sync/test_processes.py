@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from pathlib import Path
 from threading import Timer
 
 import pytest
@@ -63,6 +64,22 @@ def test_a_death_that_the_fork_server_tells_late_is_a_death_and_no_delay() -> No
             await_ready([process], lambda worker, seconds: False, timeout_s=0.0)
         goes_on.join()
     assert has_ended(process)
+
+
+def leave_variable(file: Path) -> None:
+    file.write_text(os.environ.get("SET_LATER", "not set"))
+
+
+@pytest.mark.processes
+def test_a_process_has_the_environment_of_its_start_and_not_that_of_the_fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, variable in enumerate(("not set", "now")):
+        if number:
+            monkeypatch.setenv("SET_LATER", variable)
+        process = start_process("forkserver", leave_variable, (tmp_path / "left",), "a worker")
+        process.join(60)
+        assert (tmp_path / "left").read_text() == variable
 
 
 @pytest.fixture
