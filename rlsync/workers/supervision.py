@@ -40,12 +40,17 @@ class Restarts:
     """
 
     at_most: int = 5  #: restarts of one worker within ``window_s``; if it ends once more, the run ends
+    #: restarts in a row after the same error and as many rollouts: such an error comes again and again
+    alike_at_most: int = 1
     window_s: float = 600.0  #: seconds after which a restart no longer counts
     first_pause_s: float = 0.5  #: seconds before the first restart; each further pause is twice as long
     longest_pause_s: float = 30.0  #: upper limit of a pause, seconds
 
     def __post_init__(self) -> None:
-        if self.at_most < 0 or min(self.window_s, self.first_pause_s, self.longest_pause_s) < 0:
+        if (
+            min(self.at_most, self.alike_at_most) < 0
+            or min(self.window_s, self.first_pause_s, self.longest_pause_s) < 0
+        ):
             raise ConfigError("a number is below zero", str(self), "at_most=0 never starts a worker again")
 
     def pause_s(self, already: int) -> float:
@@ -82,10 +87,21 @@ class Pauses(Generic[_Who]):
         return f", {times} times within {self._restarts.window_s:g} s" if times > 1 else ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """How the newest lives of a worker ended: with the same error after as many rollouts."""
+
+    headline: str
+    made: int  # rollouts of each
+    times: int
+
+
 class Supervisor:
-    """Starts worker processes and keeps them running: one that ends is started again after a pause, and a
-    silent one is killed. The run ends when one ends too often, all were killed, or all are silent. Silence
-    counts while :meth:`look` is called, and not for one that waits for a slot; life 0 is a first start.
+    """Starts worker processes and keeps them running.
+
+    One that ends is started again after a pause, and a silent one is killed. The run ends when one ends too
+    often or too often alike, all were killed, or all are silent. Silence counts while :meth:`look` is called,
+    and not for one that waits for a slot; life 0 is a first start.
     """
 
     def __init__(
@@ -101,6 +117,9 @@ class Supervisor:
         self._silence = Silence(silent_timeout_s)
         self._silenced: set[int] = set()
         self._lives = [0] * count
+        self._restarts = restarts
+        self._written = [0] * count  # rollouts that a worker had made when its life began
+        self._alike: list[_Alike | None] = [None] * count
         self.procs: list[BaseProcess] = []
         for worker in range(count):
             ring.expect(worker)
@@ -169,12 +188,25 @@ class Supervisor:
     def _note_end(self, worker: int) -> None:
         end_group(self.procs[worker])
         pause_s = self._pauses.note_end(worker)
-        if pause_s is None:
+        if pause_s is None or self._ended_alike(worker) > self._restarts.alike_at_most:
             end = self._how_it_ended(worker, self._pauses.how_often(worker))
             raise WorkerLost(end, "collecting rollouts", _CURE)
         _, _, words = self._ring.writer(worker).last_words.partition("\n")
         end = self._how_it_ended(worker)
         _log.warning("%s; it is started again in %g s%s", end, pause_s, f"\n{words}" if words else "")
+
+    def _ended_alike(self, worker: int) -> int:
+        """The number of newest lives that ended with this error after as many rollouts; 0: no error."""
+        headline, written = self._headline(worker), self._ring.writer(worker).written
+        made, before = written - self._written[worker], self._alike[worker]
+        self._written[worker] = written
+        if not headline:
+            self._alike[worker] = None
+            return 0
+        as_before = before is not None and (before.headline, before.made) == (headline, made)
+        times = before.times + 1 if before is not None and as_before else 1
+        self._alike[worker] = _Alike(headline, made, times)
+        return times
 
     def _require_one_left(self) -> None:
         if len(self._pauses.due) < len(self.procs):

@@ -561,7 +561,7 @@ def test_a_worker_whose_environment_raises_is_started_again_with_pauses_and_then
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     env = GymnasiumEnvs(LADDER, {"fails_at": 20})
-    restarts = Restarts(at_most=2, first_pause_s=0.1)
+    restarts = Restarts(at_most=2, alike_at_most=2, first_pause_s=0.1)
     with collecting(ladder_net(), env, num_workers=1, restarts=restarts) as collector:
         started = time.monotonic()
         with caplog.at_level(logging.WARNING), pytest.raises(WorkerLost) as caught:
@@ -574,6 +574,17 @@ def test_a_worker_whose_environment_raises_is_started_again_with_pauses_and_then
         assert caplog.text.count("Traceback") == 2
         assert "in 0.1 s" in caplog.text
         assert "in 0.2 s" in caplog.text
+
+
+@pytest.mark.processes
+def test_an_error_that_comes_again_after_as_many_rollouts_ends_the_run_at_once() -> None:
+    env = GymnasiumEnvs(LADDER, {"fails_at": 20})
+    with collecting(ladder_net(), env, num_workers=1, restarts=Restarts(first_pause_s=0.05)) as collector:
+        with pytest.raises(
+            WorkerLost, match=", 2 times within 600 s: ValueError: the ladder broke at step 20"
+        ):
+            batches_of(collector, 1000)
+        assert collector.restarted == 1
 
 
 @pytest.mark.processes
