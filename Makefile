@@ -117,7 +117,7 @@ hooks: $(VENV)/.stamp-dev
 
 # What leans on TorchRL, with the lowest and the highest versions that pyproject.toml allows, each in an environment of
 # its own. A version that cannot be had is a failure.
-COMPAT_TESTS := tests/stock tests/laws/test_canary.py tests/cli/test_torchrl_configs.py tests/project/test_public_api.py \
+COMPAT_TESTS := tests/stock tests/laws/test_canary.py tests/runs/cli/test_torchrl_configs.py tests/project/test_public_api.py \
 	$(patsubst %,tests/torchrl_plugin/test_%.py,descriptors forms layouts maps resolve resume sync_weights workers \
 	update_weights their_collectors policy_lag staleness verify watch_workers)
 

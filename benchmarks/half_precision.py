@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from rlsync import SyncWeights
-from rlsync.recipes import ppo
-from rlsync.recipes.hooks.steering import EpisodeReturns
-from rlsync.recipes.settings import Config, RouteConfig, SyncConfig
+from rlsync.runs.recipes import ppo
+from rlsync.runs.recipes.hooks.steering import EpisodeReturns
+from rlsync.runs.recipes.settings import Config, RouteConfig, SyncConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 

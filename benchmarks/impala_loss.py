@@ -26,7 +26,7 @@ from torchrl.modules import ActorValueOperator, ProbabilisticActor, ValueOperato
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import VTrace
 
-from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
+from rlsync.runs.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
 
 ACTIONS = 6
 PIXELS = (4, 84, 84)

@@ -51,8 +51,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlsync.cli import train  # noqa: F401  # loaded once, for all runs
-from rlsync.cli.main import main as rlsync_main
+from rlsync.runs.cli import train  # noqa: F401  # loaded once, for all runs
+from rlsync.runs.cli.main import main as rlsync_main
 
 WITHIN_S = 120.0  # no wait is longer, also on a loaded machine
 WORKERS, PREFILL, RATIO = 2, 128, "0.5"

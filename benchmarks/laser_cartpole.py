@@ -35,10 +35,10 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
-from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
-from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
-from rlsync.workers.replay.mixing import ReplayMix
-from rlsync.workers.replay.unrolls import UnrollReplay
+from rlsync.runs.actors.replay.mixing import ReplayMix
+from rlsync.runs.actors.replay.unrolls import UnrollReplay
+from rlsync.runs.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
+from rlsync.runs.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 
 ENVS, STEPS = 8, 20
 GAMMA, BASELINE, CLIP_NORM = 0.99, 0.5, 1.0

@@ -45,7 +45,7 @@ from torchrl.weight_update import (
 )
 
 from rlsync import BoardScheme, Every, SyncWeights
-from rlsync.cli.bench import (
+from rlsync.runs.cli.bench import (
     MAP,
     MODELS,
     WARM_UP,

@@ -48,11 +48,11 @@ from ray_parts import Leftovers, add_node, cluster_of, objects_left
 from soak import board_mappings, descriptors
 
 from rlsync.core.errors import RlsyncError, WorkerLost
+from rlsync.runs.actors.cluster.collector import ClusterCollector
+from rlsync.runs.actors.cluster.nodes import Placement
+from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.supervision import Restarts
 from rlsync.transport.relay.ends import KEPT_IMAGES
-from rlsync.workers.cluster.collector import ClusterCollector
-from rlsync.workers.cluster.nodes import Placement
-from rlsync.workers.envs.specs import GymnasiumEnvs
-from rlsync.workers.supervision import Restarts
 
 NODES, WORKERS, ENVS, STEPS = 3, 2, 16, 20
 STORE_MB = 100

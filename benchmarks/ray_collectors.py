@@ -45,9 +45,9 @@ from torchrl.envs import EnvBase, GymWrapper
 
 from rlsync import NodeBoardScheme, RayBoardScheme
 from rlsync.core.errors import first_line
-from rlsync.recipes.registry import recipe_named
-from rlsync.recipes.run import Run
-from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
+from rlsync.runs.recipes.registry import recipe_named
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
 
 NODES, WORKERS, ENVS, FRAMES = 3, 2, 16, 640
 STORE_MB = 100

@@ -48,8 +48,8 @@ from torchrl.envs import GymEnv
 from torchrl.weight_update import RayWeightSyncScheme, WeightSyncScheme
 
 from rlsync import RayBoardScheme, SyncWeights
-from rlsync.cli.bench import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
 from rlsync.core.ledger import Stamp
+from rlsync.runs.cli.bench import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.ray.learner import RayTransport

@@ -25,7 +25,7 @@ from tensordict import TensorDict
 from torchrl.checkpoint import Checkpoint
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorStorageCheckpointer
 
-from rlsync.recipes.replay.row_segments import RowSegments
+from rlsync.runs.recipes.replay.row_segments import RowSegments
 
 OBSERVATION, ACTION = 17, 6
 TORCHRL, SEGMENTS = "TorchRL", "RowSegments"

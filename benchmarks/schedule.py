@@ -24,14 +24,14 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync import RecordSchedule, Rerun
-from rlsync.core.schedule import Comparison, ScheduleWriter
-from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
-from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.rerun import config_of_rerun, lives_to_repeat
-from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
-from rlsync.recipes.sync_settings import SyncConfig
+from rlsync.record.schedule import Comparison, ScheduleWriter
+from rlsync.runs.actors.ring.reader import TakenRollout
+from rlsync.runs.recipes.impala.recipe import RECIPE, make_network, probe
+from rlsync.runs.recipes.impala.settings import ImpalaConfig
+from rlsync.runs.recipes.rerun import config_of_rerun, lives_to_repeat
+from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig
+from rlsync.runs.recipes.sync_settings import SyncConfig
 from rlsync.tensors.digest import digest
-from rlsync.transport.ring.reader import TakenRollout
 
 
 def main() -> None:

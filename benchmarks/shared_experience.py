@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from laser_cartpole import LASER, Learner, Reached, Run, Worker
 
-from rlsync.workers.replay.unrolls import UnrollReplay
+from rlsync.runs.actors.replay.unrolls import UnrollReplay
 
 ALONE, SHARING = "alone", "sharing"
 

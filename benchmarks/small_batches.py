@@ -38,10 +38,10 @@ def measured(transitions: bool, by_hook: bool) -> dict[str, float]:
     import torch
     from torch import nn
 
-    from rlsync.workers.collector import UnrollCollector
-    from rlsync.workers.envs.actions import DiscreteActions
-    from rlsync.workers.envs.specs import GymnasiumEnvs
-    from rlsync.workers.players.q import EpsilonGreedyPlayer
+    from rlsync.runs.actors.collector import UnrollCollector
+    from rlsync.runs.actors.envs.actions import DiscreteActions
+    from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+    from rlsync.runs.actors.players.q import EpsilonGreedyPlayer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -78,7 +78,7 @@ def measure_commands(runs: int, names: Collection[str] = tuple(COMMANDS)) -> dic
 @contextmanager
 def open_board(run: Path) -> Iterator[None]:
     """A board that this process holds open, and its address where ``rlsync status`` looks for it."""
-    from rlsync.recipes.run_files import BOARD
+    from rlsync.runs.recipes.run_files import BOARD
     from rlsync.transport.board.writer import BoardWriter
 
     board = BoardWriter()

@@ -33,11 +33,11 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose import command_line
-from rlsync.cli.job import jobs_of
-from rlsync.cli.train import prepare_process
-from rlsync.recipes.pure import Graphs, PureStepper
-from tests.recipes.test_pure import UPDATES, Drawn
+from rlsync.runs.config import command_line
+from rlsync.runs.life.job import jobs_of
+from rlsync.runs.life.training import prepare_process
+from rlsync.runs.recipes.pure import Graphs, PureStepper
+from tests.runs.recipes.test_pure import UPDATES, Drawn
 
 FEATURES, ACTIONS, WARM_UP = 17, 6, 20
 

@@ -44,17 +44,17 @@ def worker_turn(kind: str, envs: int, steps: int) -> Turn:
     import torch
     from torch import nn
 
-    import rlsync.workers.worker as workers
-    from rlsync.recipes.impala import Categorical, ImpalaNet
+    import rlsync.runs.actors.worker as workers
+    from rlsync.runs.actors.envs.actions import DiscreteActions
+    from rlsync.runs.actors.envs.specs import GymnasiumEnvs, make_venv
+    from rlsync.runs.actors.frames import RolloutShape
+    from rlsync.runs.actors.player import Player, Seat, without_memory
+    from rlsync.runs.actors.players.q import EpsilonGreedyPlayer
+    from rlsync.runs.actors.ring.reader import RolloutRing
+    from rlsync.runs.actors.ring.writer import RingWriter
+    from rlsync.runs.recipes.impala import Categorical, ImpalaNet
     from rlsync.sync.publisher import Publisher
     from rlsync.transport.board.writer import BoardWriter
-    from rlsync.transport.ring.reader import RolloutRing
-    from rlsync.transport.ring.writer import RingWriter
-    from rlsync.workers.envs.actions import DiscreteActions
-    from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
-    from rlsync.workers.frames import RolloutShape
-    from rlsync.workers.player import Player, Seat, without_memory
-    from rlsync.workers.players.q import EpsilonGreedyPlayer
 
     torch.manual_seed(0)
     learned: Player = ImpalaNet((4,), Categorical(2)).player()
@@ -119,7 +119,7 @@ def step_turn(kind: str, envs: int) -> Turn:
     import numpy as np
     import torch
 
-    from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
+    from rlsync.runs.actors.envs.specs import GymnasiumEnvs, make_venv
 
     if kind == "ours":
         stepped = make_venv(GymnasiumEnvs(ENV), envs, seed=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rlsync.cli.compose import shipped
-from rlsync.cli.compose.reference import ConfigKey, as_paragraphs, reference
+from rlsync.runs.config import shipped
+from rlsync.runs.config.reference import ConfigKey, as_paragraphs, reference
 
 #: A block of the page: ``GROUP=NAME``, or ``GROUP`` for all its options, or nothing for the keys of no group.
 BLOCK = re.compile(r"^```\{config-keys\}\n(.*?)\n?```$", re.MULTILINE)

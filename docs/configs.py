@@ -21,9 +21,9 @@ from typing import Any
 
 import yaml
 
-from rlsync.cli.compose.own_hydra import KEY, PARTS
-from rlsync.cli.compose.shipped import config_dir
-from rlsync.recipes import registry, settings
+from rlsync.runs.config.own_hydra import KEY, PARTS
+from rlsync.runs.config.shipped import config_dir
+from rlsync.runs.recipes import registry, settings
 
 #: Keys of which a file says something else than the dataclass.
 COMMENTS_BY_HAND: dict[str, set[str]] = {

@@ -25,9 +25,9 @@ from matplotlib.ticker import EngFormatter
 from results import rows_of
 from rich.console import Console
 
-from rlsync.cli import explain, plot, watch
-from rlsync.cli.panels import COLOURS
-from rlsync.cli.status import status_of
+from rlsync.runs.cli import explain, plot, watch
+from rlsync.runs.cli.panels import COLOURS
+from rlsync.runs.life.state import status_of
 
 PICTURES = Path(__file__).parent / "pictures"
 #: Inches, and dots an inch: letters can be read where a phone makes the picture half as wide.

@@ -11,8 +11,8 @@ from rlsync.torchrl_plugin.hooks.logs import LogPolicyLag as LogPolicyLag, LogRe
 from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness as BoundStaleness
 from rlsync.torchrl_plugin.hooks.verify import VerifySync as VerifySync
 from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers as WatchWorkers
-from rlsync.torchrl_plugin.hooks.record_schedule import RecordSchedule as RecordSchedule
-from rlsync.torchrl_plugin.hooks.record_schedule import Rerun as Rerun
+from rlsync.record.record_schedule import RecordSchedule as RecordSchedule
+from rlsync.record.record_schedule import Rerun as Rerun
 from rlsync.torchrl_plugin.ending.stop import Stop as Stop
 from rlsync.core.trigger import Every as Every, StepsAhead as StepsAhead
 from rlsync.core.plan import Source as Source, SyncPlan as SyncPlan, Receipt as Receipt
@@ -23,7 +23,7 @@ from rlsync.torchrl_plugin.forkserver import Forkserver as Forkserver
 from rlsync.torchrl_plugin.dreamer.map import dreamer_map as dreamer_map
 from rlsync.torchrl_plugin.dreamer.player import DreamerPlayer as DreamerPlayer
 from rlsync.torchrl_plugin.collectors.choose import resolve as resolve
-from rlsync.cli.policy import load_policy as load_policy
+from rlsync.runs.life.kept import load_policy as load_policy
 from rlsync.core.errors import (
     AdoptionTimeout as AdoptionTimeout,
     AmbiguousSource as AmbiguousSource,

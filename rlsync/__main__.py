@@ -2,7 +2,7 @@
 
 import sys
 
-from rlsync.cli.main import main
+from rlsync.runs.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from rlsync_peer import NEVER, Report
 from torchrl.trainers import Trainer
 
-from rlsync.cli.train import prepare_process
-from rlsync.recipes.hooks.steering import KeepPace
-from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
-from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
+from rlsync.runs.life.training import prepare_process
+from rlsync.runs.recipes.hooks.steering import KeepPace
+from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
+from rlsync.runs.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 

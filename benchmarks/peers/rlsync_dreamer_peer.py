@@ -14,10 +14,10 @@ from dreamer_sizes import add_sizes
 from paced import run
 from rlsync_peer import NEVER
 
-from rlsync.recipes.dreamer import v3
-from rlsync.recipes.dreamer.config import DreamerV3Config
-from rlsync.recipes.replay.settings import PaceConfig
-from rlsync.recipes.settings import CollectorConfig
+from rlsync.runs.recipes.dreamer import v3
+from rlsync.runs.recipes.dreamer.config import DreamerV3Config
+from rlsync.runs.recipes.replay.settings import PaceConfig
+from rlsync.runs.recipes.settings import CollectorConfig
 
 #: The recipe's key for each size; the pace has keys of its own.
 KEYS = {

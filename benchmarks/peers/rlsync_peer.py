@@ -23,12 +23,12 @@ from pathlib import Path
 
 from torchrl.trainers import Trainer
 
-from rlsync.cli.train import prepare_process
-from rlsync.recipes import run_files
-from rlsync.recipes.hooks.measuring import StatisticsHook
-from rlsync.recipes.impala import recipe
-from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig
-from rlsync.recipes.settings import (
+from rlsync.runs.life.training import prepare_process
+from rlsync.runs.recipes import run_files
+from rlsync.runs.recipes.hooks.measuring import StatisticsHook
+from rlsync.runs.recipes.impala import recipe
+from rlsync.runs.recipes.impala.settings import ImpalaConfig, ModelConfig
+from rlsync.runs.recipes.settings import (
     THIS_MACHINE,
     AtariConfig,
     ClusterConfig,

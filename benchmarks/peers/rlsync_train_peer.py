@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlsync.recipes.run_files import ENDED, RECEIPTS
+from rlsync.runs.recipes.run_files import ENDED, RECEIPTS
 
 LOOK_EVERY_S = 0.1
 REPORT_EVERY_S = 0.5

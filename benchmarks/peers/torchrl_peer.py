@@ -33,7 +33,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import VTrace
 from torchrl.weight_update import SharedMemWeightSyncScheme
 
-from rlsync.recipes.impala import Categorical, ImpalaNet
+from rlsync.runs.recipes.impala import Categorical, ImpalaNet
 
 PIXELS = (4, 84, 84)
 ACTIONS = 6

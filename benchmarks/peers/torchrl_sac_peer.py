@@ -22,10 +22,10 @@ from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import SACTrainer
 from torchrl.weight_update import SharedMemWeightSyncScheme
 
-from rlsync.recipes import sac
-from rlsync.recipes.sac import SACConfig
-from rlsync.recipes.settings import EnvConfig
-from rlsync.recipes.spaces import BOX
+from rlsync.runs.recipes import sac
+from rlsync.runs.recipes.sac import SACConfig
+from rlsync.runs.recipes.settings import EnvConfig
+from rlsync.runs.recipes.spaces import BOX
 
 
 def main() -> None:

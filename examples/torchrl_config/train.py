@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from torchrl.trainers import Trainer
 
 from rlsync import RlsyncWarning
-from rlsync.cli.torchrl_configs import register
+from rlsync.runs.config.torchrl_configs import register
 
 
 def versions_seen(trainer: Trainer) -> list[tuple[int, int]]:

@@ -28,7 +28,7 @@ from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, serve
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.watch import Watch
-from rlsync.transport.board.planned import PlannedBoard
+from rlsync.transport.board.writer import BoardWriter
 
 
 class Served:
@@ -101,9 +101,10 @@ class ServedProcesses(Served):
             return
         collectors.end_groups(self.workers)
         to_start_s, silent_s = timeouts_s
-        if isinstance(planned := publisher.transport, PlannedBoard):
-            planned.timeout_s = silent_s or float("inf")
-            collectors.let_arrive(self.workers, planned.order)
+        board = publisher.transport
+        order = board.order_of_arrival(silent_s) if isinstance(board, BoardWriter) else None
+        if order is not None:
+            collectors.let_arrive(self.workers, order)
         waits.await_start(self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s))
 
 

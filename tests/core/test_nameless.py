@@ -37,7 +37,7 @@ except ConfigError as error:
 """
 
 COMMAND = """
-from rlsync.cli.main import main
+from rlsync.runs.cli.main import main
 sys.stderr = sys.stdout
 print(main(["doctor"]))
 """

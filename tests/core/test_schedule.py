@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.schedule import (
+from rlsync.record.schedule import (
     EVERYBODY,
     FixedLag,
     Published,

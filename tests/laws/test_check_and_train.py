@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsync.evaluation.process import read_evaluations
-from rlsync.recipes.run_files import ENDED, EVALUATIONS, statistics_in
+from rlsync.runs.evaluation.process import read_evaluations
+from rlsync.runs.recipes.run_files import ENDED, EVALUATIONS, statistics_in
 from tests.tools.parts.odd_envs import ID, KINDS, LENGTH
 from tests.tools.programs import ENDS_WITHIN_S, run_program
 

@@ -18,12 +18,12 @@ from torchrl.collectors import MultiSyncCollector
 
 import rlsync
 from rlsync import BoardScheme, BoundStaleness, Every, LogReceipts, RecordSchedule, SyncWeights, VerifySync
-from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
-from rlsync.recipes.impala import recipe as impala_recipe
+from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
+from rlsync.runs.recipes.impala import recipe as impala_recipe
 from rlsync.tensors.device import shared_memory
 from rlsync.tensors.digest import digest
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
-from tests.recipes.test_impala_recipe import LASER, small
+from tests.runs.recipes.test_impala_recipe import LASER, small
 from tests.tools.parts import ACTIONS, make_mlp, make_ppo_loss, make_workers
 from tests.tools.running import running
 

@@ -23,10 +23,10 @@ from torch import nn
 
 from rlsync.core.errors import RlsyncError, RlsyncWarning
 from rlsync.core.ledger import Stamp
-from rlsync.recipes.checkpoints import WholeCheckpoint, taken
+from rlsync.runs.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.ring.reader import RolloutRing
+from rlsync.runs.actors.ring.reader import RolloutRing
 
 warnings.simplefilter("error", RlsyncWarning)
 tempfile.tempdir = os.getcwd()

@@ -26,19 +26,25 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torchrl.trainers import Trainer
 
-import rlsync.recipes.place
+import rlsync.runs.recipes.place
 from rlsync import RecordSchedule, Rerun
-from rlsync.cli.resume import load
-from rlsync.cli.status import handle_in
-from rlsync.cli.train import leave_address
 from rlsync.core.errors import ConfigError, WorkerLost
-from rlsync.core.schedule import Comparison, Life, Published, compared, lives_in
-from rlsync.recipes import dqn, ppo
-from rlsync.recipes.impala.recipe import RECIPE as IMPALA
-from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
-from rlsync.recipes.registry import Recipe
-from rlsync.recipes.replay.settings import PaceConfig
-from rlsync.recipes.rerun import (
+from rlsync.record.schedule import Comparison, Life, Published, compared, lives_in
+from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.actors.repeated import RepeatedUnrolls
+from rlsync.runs.actors.replay.unrolls import UnrollReplay
+from rlsync.runs.actors.ring.reader import RolloutRing
+from rlsync.runs.actors.ring.writer import RingWriter
+from rlsync.runs.actors.roller import Roller
+from rlsync.runs.life.resume import load
+from rlsync.runs.life.state import handle_in
+from rlsync.runs.life.training import leave_address
+from rlsync.runs.recipes import dqn, ppo
+from rlsync.runs.recipes.impala.recipe import RECIPE as IMPALA
+from rlsync.runs.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
+from rlsync.runs.recipes.registry import Recipe
+from rlsync.runs.recipes.replay.settings import PaceConfig
+from rlsync.runs.recipes.rerun import (
     config_of_rerun,
     frame_of,
     keep_life,
@@ -46,17 +52,11 @@ from rlsync.recipes.rerun import (
     number_versions,
     watch_frame,
 )
-from rlsync.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE, STALENESS
-from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
-from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
+from rlsync.runs.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE, STALENESS
+from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
+from rlsync.runs.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.sync.adopter import Adopter
 from rlsync.transport.board.format import BoardWatch
-from rlsync.transport.ring.reader import RolloutRing
-from rlsync.transport.ring.writer import RingWriter
-from rlsync.workers.collector import UnrollCollector
-from rlsync.workers.repeated import RepeatedUnrolls
-from rlsync.workers.replay.unrolls import UnrollReplay
-from rlsync.workers.roller import Roller
 from tests.tools.parts import undecided
 
 pytestmark = pytest.mark.processes
@@ -70,7 +70,7 @@ LASER = UnrollReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40, threshol
 def forked(fork_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are forked, with what a test breaks in this process broken in them, too."""
     for kind in (UnrollCollector, RepeatedUnrolls):
-        monkeypatch.setattr(rlsync.recipes.place, kind.__name__, partial(kind, start_method="fork"))
+        monkeypatch.setattr(rlsync.runs.recipes.place, kind.__name__, partial(kind, start_method="fork"))
 
 
 def config(folder: Path, env: str = "CartPole-v1", **recipe: Any) -> Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlsync.recipes.registry import SHIPPED
+from rlsync.runs.recipes.registry import SHIPPED
 from tests.laws.same import ALTERS, CASES, FAILED, RERUNS, report, wrong
 from tests.laws.same_probe import digest_of
 

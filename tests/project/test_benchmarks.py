@@ -18,9 +18,9 @@ from typing import Any
 import gymnasium
 import pytest
 
-from rlsync.cli.compose import command_line
-from rlsync.cli.job import jobs_of
-from rlsync.recipes.checks import check
+from rlsync.runs.config import command_line
+from rlsync.runs.life.job import jobs_of
+from rlsync.runs.recipes.checks import check
 from tests.tools.parts.namespaces import in_a_session
 from tests.tools.programs import ENDS_WITHIN_S, fresh_python
 
@@ -59,7 +59,7 @@ import os, random, signal, sys
 from pathlib import Path
 sys.path.insert(0, {str(BENCHMARKS)!r})
 import kills
-from rlsync.cli.status import handle_in
+from rlsync.runs.life.state import handle_in
 from rlsync.transport.board.format import EVALUATOR, BoardWatch
 
 def main():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsync.cli.compose.shipped import config_dir
+from rlsync.runs.config.shipped import config_dir
 
 CONFIGS = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "configs.py"))
 

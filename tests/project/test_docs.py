@@ -27,8 +27,8 @@ from sybil.parsers.myst import PythonCodeBlockParser
 from torchrl.collectors import Collector
 
 import rlsync
-from rlsync.cli.main import VERBS
-from rlsync.recipes import impala
+from rlsync.runs.cli.main import VERBS
+from rlsync.runs.recipes import impala
 from tests.tools.parts.configs import configs_of
 from tests.tools.programs import ENDS_WITHIN_S, run_program
 from tests.tools.running import in_three_lines
@@ -257,7 +257,7 @@ def test_every_rlsync_command_of_the_documentation_is_understood(
 
         monkeypatch.setattr(argparse.ArgumentParser, name, parse_only)
     with pytest.raises(Parsed):
-        importlib.import_module(f"rlsync.cli.{verb}").main(arguments)
+        importlib.import_module(f"rlsync.runs.cli.{verb}").main(arguments)
 
 
 def takes_overrides(verb: str, arguments: list[str]) -> bool:

@@ -17,7 +17,7 @@ import pytest
 
 import rlsync
 from rlsync.core import errors
-from rlsync.recipes import impala
+from rlsync.runs.recipes import impala
 
 MODULES = (rlsync, impala)
 

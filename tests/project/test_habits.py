@@ -14,7 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from rlsync.cli.main import VERBS
+from rlsync.runs.cli.main import VERBS
 from tests.tools.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parents[2]

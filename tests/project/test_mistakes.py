@@ -34,8 +34,8 @@ from rlsync import (
     WatchWorkers,
     WeightBoard,
 )
-from rlsync.cli.main import main
 from rlsync.core.errors import RlsyncError
+from rlsync.runs.cli.main import main
 from rlsync.torchrl_plugin.compat.stamps import _make_room_for_stamps
 from tests.tools.parts import make_collector, make_counting_env, make_policy, make_ppo_trainer, make_workers
 from tests.tools.running import ACTOR, in_three_lines, running

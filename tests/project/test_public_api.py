@@ -135,7 +135,7 @@ def test_no_public_name_loads_rich_or_hydra_or_matplotlib_and_rlsync_alone_does_
 @pytest.mark.processes
 def test_importing_registers_nothing_and_a_call_registers_the_backend(tmp_path: Path) -> None:
     (tmp_path / "it.py").write_text(
-        "import rlsync.recipes.ppo\n"
+        "import rlsync.runs.recipes.ppo\n"
         "from rlsync.torchrl_plugin.scheme import register_backend\n"
         "from torchrl.weight_update import WeightSyncScheme\n"
         "try:\n"

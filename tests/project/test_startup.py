@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsync.recipes.run_files import BOARD
+from rlsync.runs.recipes.run_files import BOARD
 from tests.tools.counted_board import CountedBoard
 from tests.tools.programs import fresh_python
 
@@ -27,7 +27,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def loaded_by_verb(*words: str) -> set[str]:
-    return loaded_by(f"from rlsync.cli.main import main\nmain({list(words)!r})")
+    return loaded_by(f"from rlsync.runs.cli.main import main\nmain({list(words)!r})")
 
 
 @pytest.mark.processes
@@ -55,7 +55,7 @@ def test_status_loads_torch_for_the_board_and_nothing_of_torchrl(tmp_path: Path)
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "module", ["rlsync", "rlsync.core", "rlsync.core.errors", "rlsync.recipes.run_files"]
+    "module", ["rlsync", "rlsync.core", "rlsync.core.errors", "rlsync.runs.recipes.run_files"]
 )
 def test_the_package_and_its_lowest_floor_load_nothing_heavy(module: str) -> None:
     assert loaded_by(f"import {module}") == set()

@@ -39,7 +39,7 @@ def test_the_cases_that_are_kept_show_all_that_should_meet(
     ("file", "folders"),
     [
         ("rlsync/transport/board/writer.py", {"transport", "laws"}),
-        ("rlsync/cli/main.py", {"cli"}),
+        ("rlsync/runs/cli/main.py", {"cli"}),
         ("rlsync/__init__.py", {"project"}),
         ("tests/sync/test_adopter.py", {"sync"}),
         ("configs/env/pong.yaml", {"cli", "recipes"}),
@@ -56,7 +56,9 @@ def test_a_changed_file_concerns_the_folders_that_test_it(file: str, folders: se
 
 
 def test_what_most_of_the_changed_files_concern_comes_first() -> None:
-    assert TOUCHED["in_order"](["rlsync/core/trigger.py", "rlsync/cli/main.py", "rlsync/cli/eval.py"]) == [
+    assert TOUCHED["in_order"](
+        ["rlsync/core/trigger.py", "rlsync/runs/cli/main.py", "rlsync/runs/cli/eval.py"]
+    ) == [
         "cli",
         "core",
         "laws",

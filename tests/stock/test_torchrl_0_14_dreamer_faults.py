@@ -53,4 +53,4 @@ def test_fault_47_the_lambda_targets_of_dreamer_v1_are_those_of_one_step() -> No
 
     one_step = rewards + 0.99 * values
     assert not torch.allclose(targets(time_dim=-2), one_step)
-    still_happens(47, torch.allclose(targets(), one_step), "rlsync/recipes/dreamer/v1.py (time_dim)")
+    still_happens(47, torch.allclose(targets(), one_step), "rlsync/runs/recipes/dreamer/v1.py (time_dim)")

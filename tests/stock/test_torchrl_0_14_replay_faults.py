@@ -9,8 +9,8 @@ from torchrl.data import MultiStep, OneHot
 from torchrl.modules import QValueActor, ValueOperator
 from torchrl.objectives import DQNLoss, HardUpdate, TD3Loss
 
-from rlsync.recipes import dqn
-from tests.recipes.test_off_policy import rollout
+from rlsync.runs.recipes import dqn
+from tests.runs.recipes.test_off_policy import rollout
 from tests.stock.faults import still_happens
 
 
@@ -18,7 +18,7 @@ def test_fault_32_the_end_of_an_episode_is_lost_in_returns_of_several_steps() ->
     summed = MultiStep(gamma=1.0, n_steps=3)(rollout([False, False, True]))
     reaches_the_end = summed["next", "observation"].flatten().tolist() == [3.0, 3.0, 3.0]
     says_so = summed["next", "terminated"].flatten().tolist()
-    still_happens(32, reaches_the_end and says_so != [True] * 3, "rlsync/recipes/replay/memory.py")
+    still_happens(32, reaches_the_end and says_so != [True] * 3, "rlsync/runs/recipes/replay/memory.py")
 
 
 def test_fault_49_a_loss_that_doubles_a_critic_gives_both_copies_wider_weights_than_it_had() -> None:
@@ -30,7 +30,7 @@ def test_fault_49_a_loss_that_doubles_a_critic_gives_both_copies_wider_weights_t
     loss = TD3Loss(actor, critic, num_qvalue_nets=2, bounds=(-1.0, 1.0))
     doubled = loss.qvalue_network_params["module", "weight"]
     wider = bool(doubled.std() > 1.5 * layer.weight.std())
-    still_happens(49, wider, "rlsync/recipes/replay/building.py (twin_critics)")
+    still_happens(49, wider, "rlsync/runs/recipes/replay/building.py (twin_critics)")
 
 
 def copies(updater: type[HardUpdate], interval: int, counted: int = 0) -> list[int]:
@@ -49,7 +49,7 @@ def copies(updater: type[HardUpdate], interval: int, counted: int = 0) -> list[i
 
 def test_fault_51_the_target_network_is_copied_at_every_interval_plus_one_steps() -> None:
     wrong = copies(HardUpdate, 3) != [3, 6, 9] or copies(HardUpdate, 3, counted=5) == []
-    still_happens(51, wrong, "rlsync/recipes/dqn.py (CopyEvery)")
+    still_happens(51, wrong, "rlsync/runs/recipes/dqn.py (CopyEvery)")
 
 
 @pytest.mark.parametrize(

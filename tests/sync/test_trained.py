@@ -16,8 +16,8 @@ from torchrl.objectives import A2CLoss
 from torchrl.trainers import Trainer
 
 from rlsync import Source, SyncWeights, WeightBoard, resolve
-from rlsync.cli.doctor import findings_of
-from rlsync.cli.main import main
+from rlsync.runs.cli.doctor import findings_of
+from rlsync.runs.cli.main import main
 from rlsync.tensors.device import Covered
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.tools.parts import (

@@ -14,14 +14,14 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers import DefaultOptimizationStepper, Trainer
 
 from rlsync import ConfigError, Every, NothingChanged, SyncWeights, UpdateWeights
-from rlsync.recipes import dqn, ppo
-from rlsync.recipes.impala import recipe as impala_recipe
-from rlsync.recipes.settings import WhenConfig
+from rlsync.runs.recipes import dqn, ppo
+from rlsync.runs.recipes.impala import recipe as impala_recipe
+from rlsync.runs.recipes.settings import WhenConfig
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
-from tests.recipes.test_impala_recipe import LASER
-from tests.recipes.test_impala_recipe import small as small_impala
-from tests.recipes.test_recipes import small_dqn, small_ppo
+from tests.runs.recipes.test_impala_recipe import LASER
+from tests.runs.recipes.test_impala_recipe import small as small_impala
+from tests.runs.recipes.test_recipes import small_dqn, small_ppo
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     make_a2c_trainer,

@@ -18,12 +18,12 @@ from ray.cluster_utils import Cluster
 from tensordict import TensorDictBase
 
 from rlsync.core.errors import WorkerLost
-from rlsync.workers.cluster.collector import ClusterCollector
-from rlsync.workers.cluster.node import Node
-from rlsync.workers.cluster.nodes import Placement
-from rlsync.workers.cluster.session import ClusterStatus
-from rlsync.workers.envs.specs import GymnasiumEnvs
-from rlsync.workers.supervision import Restarts
+from rlsync.runs.actors.cluster.collector import ClusterCollector
+from rlsync.runs.actors.cluster.node import Node
+from rlsync.runs.actors.cluster.nodes import Placement
+from rlsync.runs.actors.cluster.session import ClusterStatus
+from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.supervision import Restarts
 from tests.tools.broken_player import BrokenPlayer
 from tests.tools.cluster_player import CanaryPlayer
 from tests.tools.parts.ray_cluster import add_node

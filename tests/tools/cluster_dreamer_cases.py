@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlsync.recipes.hooks.steering import KeepPace
-from rlsync.recipes.registry import recipe_of
+from rlsync.runs.recipes.hooks.steering import KeepPace
+from rlsync.runs.recipes.registry import recipe_of
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
-from tests.recipes.test_dreamer_recipes import small
+from tests.runs.recipes.test_dreamer_recipes import small
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from rlsync.workers.envs.actions import ActionSpec, DiscreteActions
-from rlsync.workers.player import Acted, Player, Record, State
+from rlsync.runs.actors.envs.actions import ActionSpec, DiscreteActions
+from rlsync.runs.actors.player import Acted, Player, Record, State
 
 
 class Weights(nn.Module):

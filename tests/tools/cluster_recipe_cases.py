@@ -17,15 +17,18 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.trainers import Trainer
 
-from rlsync.cli.main import main
 from rlsync.core.plan import POLICY
-from rlsync.recipes import registry
-from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.hooks.steering import KeepPace
-from rlsync.recipes.replay.normalize import NormalizeConfig
-from rlsync.recipes.replay.settings import PaceConfig
-from rlsync.recipes.sac import CrossQConfig, SACConfig
-from rlsync.recipes.settings import (
+from rlsync.runs.actors.cluster.collector import ClusterCollector
+from rlsync.runs.actors.player import Player, materialised
+from rlsync.runs.actors.players.prefill import PREFILL
+from rlsync.runs.cli.main import main
+from rlsync.runs.recipes import registry
+from rlsync.runs.recipes.dqn import DQNConfig
+from rlsync.runs.recipes.hooks.steering import KeepPace
+from rlsync.runs.recipes.replay.normalize import NormalizeConfig
+from rlsync.runs.recipes.replay.settings import PaceConfig
+from rlsync.runs.recipes.sac import CrossQConfig, SACConfig
+from rlsync.runs.recipes.settings import (
     ClusterConfig,
     CollectorConfig,
     Config,
@@ -34,13 +37,10 @@ from rlsync.recipes.settings import (
     PPOConfig,
     RecipeConfig,
 )
-from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
-from rlsync.recipes.td3 import TD3Config
+from rlsync.runs.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
+from rlsync.runs.recipes.td3 import TD3Config
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.rules import keyed
-from rlsync.workers.cluster.collector import ClusterCollector
-from rlsync.workers.player import Player, materialised
-from rlsync.workers.players.prefill import PREFILL
 
 pytestmark = [
     pytest.mark.slow,

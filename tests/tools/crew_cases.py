@@ -20,10 +20,10 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import list_named_actors
 
-from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
-from rlsync.workers.cluster.collector import ClusterCollector
-from rlsync.workers.cluster.crew import Crew
+from rlsync.runs.actors.cluster.collector import ClusterCollector
+from rlsync.runs.actors.cluster.crew import Crew
+from rlsync.runs.cli.main import main
 from tests.tools.crew_learner import ENVS, NODES, STEPS, collector_of, publish
 from tests.tools.parts.ray_cluster import add_node, cluster_of
 from tests.tools.processes import descendant_pids, is_alive, wait_until

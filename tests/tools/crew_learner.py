@@ -7,10 +7,10 @@ import time
 
 import ray
 
-from rlsync.workers.cluster.collector import ClusterCollector
-from rlsync.workers.cluster.crew import Crew
-from rlsync.workers.cluster.nodes import Placement
-from rlsync.workers.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.cluster.collector import ClusterCollector
+from rlsync.runs.actors.cluster.crew import Crew
+from rlsync.runs.actors.cluster.nodes import Placement
+from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from tests.tools.cluster_player import CanaryPlayer
 
 STEPS, ENVS, SLOTS, NODES = 5, 2, 3, 2

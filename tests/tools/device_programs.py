@@ -21,11 +21,13 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector
 from torchrl.modules import MLP
 
 from rlsync import Every, SyncWeights, VerifySync
-from rlsync.cli.doctor import findings_of
 from rlsync.core.ledger import Stamp
-from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaLoss, ImpalaNet, UnrollCollector
-from rlsync.recipes.networks import MixedMLP
-from rlsync.recipes.pure import Graphs, PureStepper
+from rlsync.runs.actors.ring.reader import RolloutRing
+from rlsync.runs.actors.ring.writer import RingWriter
+from rlsync.runs.cli.doctor import findings_of
+from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaLoss, ImpalaNet, UnrollCollector
+from rlsync.runs.recipes.networks import MixedMLP
+from rlsync.runs.recipes.pure import Graphs, PureStepper
 from rlsync.tensors.device import pin, shared_memory, unmapped
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -35,10 +37,8 @@ from rlsync.transport.board.reader import BoardReader
 from rlsync.transport.board.slots import Staging
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.local import LocalTransport
-from rlsync.transport.ring.reader import RolloutRing
-from rlsync.transport.ring.writer import RingWriter
 from tests.laws.test_canary import Census, Learner
-from tests.recipes.test_pure import UPDATES, Drawn, State
+from tests.runs.recipes.test_pure import UPDATES, Drawn, State
 from tests.tools.parts import CanaryPolicy, make_collector, make_dqn_trainer
 from tests.tools.parts.second_device import NAME, register
 from tests.tools.running import on_a_board, running, values

@@ -16,7 +16,7 @@ from torchrl.trainers import Trainer
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
 from rlsync import BoardScheme, SyncWeights
-from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
+from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from tests.tools.parts import make_a2c_trainer, make_policy, make_workers
 
 SCHEMES = {"board": BoardScheme, "stock": MultiProcessWeightSyncScheme, "shared": SharedMemWeightSyncScheme}

@@ -166,7 +166,7 @@ def compare(folder: Path) -> dict[str, Any]:
 
 def sleep() -> None:
     """Start two workers, write their pids, and wait for the end."""
-    with rlsync.Forkserver(preload=["rlsync.recipes.parts"]):  # as recipes do
+    with rlsync.Forkserver(preload=["rlsync.runs.recipes.parts"]):  # as recipes do
         made = collector(cartpole)
     with contextlib.suppress(KeyboardInterrupt):
         try:

@@ -17,28 +17,28 @@ from torch import Tensor, nn
 from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
 
-from rlsync.cli.job import Job
 from rlsync.core.errors import ConfigError
-from rlsync.evaluation.evaluator import Evaluator
-from rlsync.evaluation.play import Score, play
-from rlsync.evaluation.process import EvaluationJob
-from rlsync.recipes import ppo
-from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.run import Run
-from rlsync.recipes.settings import Config, DeviceConfig
-from rlsync.recipes.spaces import DISCRETE
-from rlsync.recipes.sync_settings import WhenConfig
+from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.actors.player import Acted, Record
+from rlsync.runs.evaluation.evaluator import Evaluator
+from rlsync.runs.evaluation.play import Score, play
+from rlsync.runs.evaluation.process import EvaluationJob
+from rlsync.runs.life.job import Job
+from rlsync.runs.recipes import ppo
+from rlsync.runs.recipes.registry import recipe_of
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.settings import Config, DeviceConfig
+from rlsync.runs.recipes.spaces import DISCRETE
+from rlsync.runs.recipes.sync_settings import WhenConfig
 from rlsync.torchrl_plugin.compat.trainers import optimizers
-from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.player import Acted, Record
-from tests.recipes.test_impala_recipe import small
-from tests.recipes.test_off_policy import tiny
-from tests.recipes.test_recipes import small_dqn, small_ppo
-from tests.recipes.test_row_segments import give, loaded, save, stored
-from tests.recipes.test_row_segments import make as make_buffer
+from tests.runs.actors.test_players import CARTPOLE, PairPlayer, collecting, make_impala
+from tests.runs.recipes.test_impala_recipe import small
+from tests.runs.recipes.test_off_policy import tiny
+from tests.runs.recipes.test_recipes import small_dqn, small_ppo
+from tests.runs.recipes.test_row_segments import give, loaded, save, stored
+from tests.runs.recipes.test_row_segments import make as make_buffer
 from tests.tools.processes import wait_until
 from tests.tools.second_device_program import lend
-from tests.workers.test_players import CARTPOLE, PairPlayer, collecting, make_impala
 
 WAIT_S = 100.0
 

@@ -71,7 +71,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the latter in a fork server, whos
     lend()
 
 if __name__ == "__main__":
-    from rlsync.cli.main import main
+    from rlsync.runs.cli.main import main
 
     multiprocessing.set_start_method("fork", force=True)
     sys.exit(main(sys.argv[1:]))

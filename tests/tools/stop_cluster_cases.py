@@ -15,12 +15,12 @@ import pytest
 import ray
 
 from rlsync.core.errors import WorkerLost
-from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig, LoggerConfig
-from rlsync.recipes.sync_settings import SyncConfig
-from rlsync.workers.cluster.collector import ClusterCollector
+from rlsync.runs.actors.cluster.collector import ClusterCollector
+from rlsync.runs.recipes.dqn import DQNConfig
+from rlsync.runs.recipes.impala.settings import ImpalaConfig
+from rlsync.runs.recipes.registry import recipe_of
+from rlsync.runs.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.runs.recipes.sync_settings import SyncConfig
 from tests.tools.cluster_recipe_cases import VALUE_GREEDY
 from tests.tools.parts import hanging
 from tests.tools.parts.stopping import stopped_run

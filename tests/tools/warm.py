@@ -6,7 +6,7 @@ makes its settings known.
 
 from __future__ import annotations
 
-from rlsync.cli.compose import command_line
-from rlsync.cli.job import jobs_of
+from rlsync.runs.config import command_line
+from rlsync.runs.life.job import jobs_of
 
 jobs_of(command_line.read(["logger=none"]))

@@ -24,7 +24,7 @@ from rlsync import (
     dreamer_map,
     resolve,
 )
-from rlsync.cli import explain
+from rlsync.runs.cli import explain
 from tests.tools.dreamer_parts import (
     BELIEF,
     PIXELS_V3,

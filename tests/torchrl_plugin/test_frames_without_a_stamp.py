@@ -12,7 +12,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import OfflineToOnlineTrainer
 
 from rlsync import BoundStaleness, LogPolicyLag, StalenessExceeded, SyncWeights
-from rlsync.recipes.hooks.measuring import StalenessHistogram
+from rlsync.runs.recipes.hooks.measuring import StalenessHistogram
 from rlsync.torchrl_plugin.hooks.ages import counts_by_age
 from tests.tools.parts import (
     FRAMES_PER_BATCH,

@@ -28,7 +28,7 @@ from rlsync import (
     WatchWorkers,
     WeightBoard,
 )
-from rlsync.cli.explain import plan_of
+from rlsync.runs.cli.explain import plan_of
 from rlsync.torchrl_plugin.compat.trainers import stock_update_weights
 from rlsync.torchrl_plugin.examine.sync import sync_of
 from tests.tools.parts import (

@@ -35,11 +35,11 @@ from rlsync import (
     VerifySync,
     WatchWorkers,
 )
-from rlsync.cli.doctor import findings_of
 from rlsync.core.trigger import Trigger
-from rlsync.recipes.hooks.finite import StopIfNotFinite
-from rlsync.recipes.hooks.measuring import StalenessHistogram
-from rlsync.recipes.hooks.steering import EpisodeReturns, EpsilonDecay
+from rlsync.runs.cli.doctor import findings_of
+from rlsync.runs.recipes.hooks.finite import StopIfNotFinite
+from rlsync.runs.recipes.hooks.measuring import StalenessHistogram
+from rlsync.runs.recipes.hooks.steering import EpisodeReturns, EpsilonDecay
 from rlsync.sync.trained import Gradients, Training
 from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.examine.examine import examine

@@ -12,8 +12,8 @@ from torchrl.collectors import BaseCollector, MultiSyncCollector
 from torchrl.weight_update import MultiProcessWeightSyncScheme
 
 from rlsync import BoardScheme, Every, LayoutMismatch, SyncWeights, VerifySync
-from rlsync.cli.doctor import findings_of
 from rlsync.core.plan import Verdict
+from rlsync.runs.cli.doctor import findings_of
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (

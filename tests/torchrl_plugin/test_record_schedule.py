@@ -15,10 +15,10 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncColl
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, Every, RecordSchedule, Rerun, SyncWeights, WeightBoard
-from rlsync.core.schedule import Comparison, ScheduleWriter, lives_in
+from rlsync.record.record_schedule import stop
+from rlsync.record.schedule import Comparison, ScheduleWriter, lives_in
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
-from rlsync.torchrl_plugin.hooks.record_schedule import stop
 from tests.tools.parts import FRAMES_PER_BATCH, make_cartpole, make_policy, make_workers
 from tests.tools.running import ACTOR, in_three_lines
 

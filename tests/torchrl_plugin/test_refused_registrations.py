@@ -29,10 +29,10 @@ from rlsync import (
     VerifySync,
     WatchWorkers,
 )
-from rlsync.recipes.hooks.finite import StopIfNotFinite
-from rlsync.recipes.hooks.measuring import StalenessHistogram
-from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
-from rlsync.workers.collector import UnrollCollector
+from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.recipes.hooks.finite import StopIfNotFinite
+from rlsync.runs.recipes.hooks.measuring import StalenessHistogram
+from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
 from tests.tools.parts import (
     make_a2c_trainer,
     make_collector,

@@ -21,13 +21,14 @@ from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Stop, SyncWeights, WatchWorkers, WorkerLost
-from rlsync.recipes.checks import check
-from rlsync.recipes.impala.recipe import RECIPE
-from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.run_files import CHECKPOINT
-from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
-from tests.cli.test_main import ENDLESS, Run
-from tests.recipes.test_off_policy import built, small
+from rlsync.runs.recipes.checks import check
+from rlsync.runs.recipes.impala.recipe import RECIPE
+from rlsync.runs.recipes.impala.settings import ImpalaConfig
+from rlsync.runs.recipes.run_files import CHECKPOINT
+from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig
+from tests.runs.actors.test_unroll_collector import CARTPOLE, Restarts, cartpole_net, collecting
+from tests.runs.cli.test_main import ENDLESS, Run
+from tests.runs.recipes.test_off_policy import built, small
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     CountingEnv,
@@ -40,7 +41,6 @@ from tests.tools.parts import (
 )
 from tests.tools.parts.stopping import stopped_run
 from tests.tools.running import running
-from tests.workers.test_unroll_collector import CARTPOLE, Restarts, cartpole_net, collecting
 
 pytestmark = [pytest.mark.usefixtures("fork_workers"), pytest.mark.processes]
 

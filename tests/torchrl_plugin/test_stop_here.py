@@ -21,7 +21,7 @@ from torchrl.envs import ParallelEnv
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Stop, SyncWeights, WatchWorkers, WorkerLost
-from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.runs.recipes.run_files import CHECKPOINT
 from rlsync.torchrl_plugin.compat.endings import processes_behind
 from tests.tools.parts import (
     FRAMES_PER_BATCH,

@@ -11,8 +11,8 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncColl
 from torchrl.collectors.distributed import DistributedCollector
 
 from rlsync import BoardScheme, ConfigError, SyncWeights
-from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
-from rlsync.workers.collector import UnrollCollector
+from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
 from tests.conftest import LeakCheck, start_method
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (

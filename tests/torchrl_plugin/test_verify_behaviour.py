@@ -27,7 +27,7 @@ from rlsync import (
     SyncWeights,
     VerifySync,
 )
-from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
+from rlsync.runs.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
 from rlsync.sync.sample import Judgement
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError
+from rlsync.runs.actors.ring import format as fmt
+from rlsync.runs.actors.ring.reader import RingHandle, RolloutRing, TakenRollout
+from rlsync.runs.actors.ring.writer import RingWriter
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.ring import format as fmt
-from rlsync.transport.ring.reader import RingHandle, RolloutRing, TakenRollout
-from rlsync.transport.ring.writer import RingWriter
 from rlsync.transport.shared_file import SharedFile, kind
 from tests.conftest import LeakCheck
 from tests.tools.processes import kill, stopped, wait_until

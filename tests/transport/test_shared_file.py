@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlsync.cli import machine
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.core.ledger import Stamp
+from rlsync.runs.cli import machine
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.shared_file import KIND_VARIABLE, FolderFile, SharedFile, kind
@@ -269,8 +269,8 @@ def test_a_board_of_before_a_restart_of_this_host_is_gone() -> None:
         "tests/transport/test_board.py tests/transport/test_ring.py tests/transport/test_board_machine.py",
         "tests/laws/test_transport_contract.py tests/laws/test_canary.py tests/sync",
         "tests/torchrl_plugin/test_forkserver.py tests/torchrl_plugin/test_watch_workers.py",
-        "tests/workers/test_unroll_collector.py tests/recipes/test_killed_and_resumed.py",
-        "tests/recipes/test_recipes.py tests/cli/test_status.py",
+        "tests/runs/actors/test_unroll_collector.py tests/runs/recipes/test_killed_and_resumed.py",
+        "tests/runs/recipes/test_recipes.py tests/runs/cli/test_status.py",
     ],
 )
 def test_what_leans_on_shared_files_passes_with_folders_too(tests: str, tmp_path: Path) -> None:

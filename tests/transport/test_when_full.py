@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.checks import check
-from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config
+from rlsync.runs.actors.ring import format as fmt
+from rlsync.runs.actors.ring.format import WhenFull
+from rlsync.runs.actors.ring.reader import RingCounters, RingHandle, RolloutRing
+from rlsync.runs.actors.ring.writer import RingWriter
+from rlsync.runs.recipes.checks import check
+from rlsync.runs.recipes.impala.settings import ImpalaConfig
+from rlsync.runs.recipes.settings import ClusterConfig, CollectorConfig, Config
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.ring import format as fmt
-from rlsync.transport.ring.format import WhenFull
-from rlsync.transport.ring.reader import RingCounters, RingHandle, RolloutRing
-from rlsync.transport.ring.writer import RingWriter
+from tests.runs.actors.test_unroll_collector import CARTPOLE, cartpole_net, collecting
 from tests.tools.parts import wait_until
 from tests.transport.test_ring import process, value, write
-from tests.workers.test_unroll_collector import CARTPOLE, cartpole_net, collecting
 
 WAIT_S = 60.0
 

@@ -193,6 +193,12 @@ class BoardWriter(BoardWatch, Transport):
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
         await_adoption(self.status, version, timeout_s, readers, lambda: self.newest)
 
+    def order_of_arrival(self, silent_s: float | None) -> Sequence[int] | None:
+        """Which worker's rollouts arrive one after the other; None: as they come. ``silent_s`` seconds is how
+        long a worker may be silent; None: for ever.
+        """
+        return None
+
     def close(self) -> None:
         """Close the board. Workers keep what they act with and see that it is closed."""
         if self._file.fd >= 0 and os.getpid() == self._pid:

@@ -20,7 +20,7 @@ from torchrl.trainers import Trainer, UpdateWeights
 
 import rlsync
 from rlsync import RlsyncError, RlsyncWarning, Source, SyncWeights
-from rlsync.cli.doctor import findings_of
+from rlsync.runs.cli.doctor import findings_of
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.tools.parts import ACTIONS, FRAMES_PER_BATCH, make_mlp, make_ppo_loss
 

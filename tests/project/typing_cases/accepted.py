@@ -33,8 +33,8 @@ from rlsync import (
     WorkerLost,
     resolve,
 )
-from rlsync.core.schedule import Comparison
 from rlsync.core.trigger import Trigger
+from rlsync.record.schedule import Comparison
 
 
 def triggers_compose() -> Trigger:

@@ -5,7 +5,7 @@ Discrete parts all have 4 observations and 2 one-hot actions, as CartPole-v1 has
 1 action in [-1, 1]. Import it as `tests.tools.parts` only: by another name a class would exist twice.
 """
 
-from rlsync.recipes import pure
+from rlsync.runs.recipes import pure
 from tests.tools.parts.canary import (
     Canary,
     CanaryPolicy,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlsync.cli.compose import command_line
-from rlsync.cli.job import jobs_of
-from rlsync.recipes.settings import Config
+from rlsync.runs.config import command_line
+from rlsync.runs.life.job import jobs_of
+from rlsync.runs.recipes.settings import Config
 
 
 def configs_of(*words: str) -> list[Config]:

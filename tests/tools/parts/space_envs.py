@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from rlsync.recipes.env_settings import EnvConfig
+from rlsync.runs.recipes.env_settings import EnvConfig
 
 ID = "rlsync-tests/Spaced-v0"
 LENGTH = 5

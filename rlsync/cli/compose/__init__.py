@@ -1,1 +1,0 @@
-"""From a command line to a checked config."""

@@ -1,0 +1,169 @@
+"""A board whose workers adopt what a plan says: each rollout acts with the version that is laid down for it.
+
+Nothing else of the protocol differs. A version stays the newest until every rollout that the plan makes with
+it, or with an older one, has begun: so a worker that waits for its version finds exactly that one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlsync.core.errors import AdoptionTimeout, BoardClosed
+from rlsync.core.ledger import Stamp
+from rlsync.record.schedule import FixedLag, Rollout
+from rlsync.transport.board import format as fmt
+from rlsync.transport.board.reader import BoardHandle, BoardReader
+from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.contract import Apply
+from rlsync.transport.rules import pauses
+from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
+
+_MAGIC = 0x4E414C50_4C52  # "RLPLAN"
+_FORMAT = 1
+_TURN = PAGE_BYTES // 8  # a word: how often the learner has asked for a batch
+_OVER = _TURN + 1  # a word: whether the learner has given up the plan
+_BEGUN = _OVER + 1  # a word for each worker: how many rollouts of its plan have begun
+_BYTES = whole_pages((_BEGUN + fmt.MAX_READERS) * 8)
+
+#: By worker: its rollouts, in order: in which life of the worker, with which version. Versions do not fall. A
+#: FixedLag numbers the learner's turns in their place: a rollout acts with what is the newest in that turn.
+Plan = Mapping[int, Sequence[Rollout]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHandle:
+    """How a worker finds such a board, its own plan, and where it counts how far it is."""
+
+    board: BoardHandle
+    address: FileAddress
+    mark: Mark
+    plan: Plan
+    stays: bool
+
+    def subscribe(self, apply: Apply, reader: int | None = None) -> BoardReader:
+        # An evaluator takes the newest version whenever it likes.
+        if reader is None or reader not in self.plan:
+            return self.board.subscribe(apply, reader)
+        return PlannedReader(self, apply, reader)
+
+
+class PlannedReader(BoardReader):
+    """Begins each rollout with the version of the plan, and waits until that is published. When the plan of
+    its life is over, BoardClosed ends the worker: with ``stays`` not before the learner has closed the board,
+    unless a later life follows. Without ``stays`` it acts on with the newest version.
+    """
+
+    def __init__(self, handle: PlannedHandle, apply: Apply, reader: int) -> None:
+        self._plan, self._stays = handle.plan[reader], handle.stays
+        self._by_turn = isinstance(self._plan, FixedLag)
+        self._own, self._counts = handle.mark.open(handle.address, _BYTES, "plan of rollouts")
+        self._at = _BEGUN + reader
+        first = self._counts[self._at]
+        self._life = self._plan[first].life if first < len(self._plan) else None
+        self._acts = False
+        #: Is called while this reader waits for its version, with the time since when, in ns; returns that of
+        #: now. A sign of life for whoever watches the process, and the wait for whoever counts it.
+        self.waiting: Callable[[int], int] = int
+        super().__init__(handle.board, apply, reader)
+
+    def adopt(self) -> int:
+        """The newest version, until the first rollout has begun; then what acts goes on."""
+        return self.version if self._acts else super().adopt()
+
+    def begin(self) -> int:
+        begun = self._counts[self._at]
+        planned = self._plan[begun] if begun < len(self._plan) else None
+        if planned is not None and planned.life != self._life:
+            raise BoardClosed("the recorded life of this worker ends here", f"worker {self.reader}", "")
+        if planned is None and not self._stays:
+            return super().adopt()
+        waited_from = time.monotonic_ns()
+        for pause_s in pauses():
+            if self.closed_by_learner or self._counts[_OVER]:
+                if self._stays:
+                    raise BoardClosed("the learner has ended", f"worker {self.reader}", "")
+                return self.version
+            now = self._counts[_TURN] if self._by_turn else self.newest
+            if planned is not None and planned.version <= now:
+                break
+            time.sleep(pause_s)
+            self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+            waited_from = self.waiting(waited_from)
+        super().adopt()
+        self._acts = True
+        self._counts[self._at] = begun + 1
+        return self.version
+
+    def close(self) -> None:
+        self._own.close()
+        super().close()
+
+
+class PlannedBoard(BoardWriter):
+    """The learner's end; a publish waits for the plan. For ``stays`` see :class:`PlannedReader`."""
+
+    def __init__(self, plan: Plan, *, stays: bool, timeout_s: float = 0.0, order: Sequence[int] = ()) -> None:
+        super().__init__()
+        self._plan, self._stays, self.timeout_s = plan, stays, timeout_s
+        self._order = order
+        self._by_turn = any(isinstance(rollouts, FixedLag) for rollouts in plan.values())
+        self._counted = SharedFile.create("rlsync-plan")
+        self._counted.allocate(0, _BYTES)
+        self._counts = self._counted.words(_BYTES, 0)
+        self._plan_mark = Mark.write(self._counts, _MAGIC, _FORMAT)
+        #: Looks after the workers while a publish waits for them; whether the patience with them begins anew.
+        self.look: Callable[[], bool] = bool
+
+    @property
+    def handle(self) -> PlannedHandle:  # type: ignore[override]
+        return PlannedHandle(super().handle, self._counted.address, self._plan_mark, self._plan, self._stays)
+
+    def order_of_arrival(self, silent_s: float | None) -> Sequence[int]:
+        self.timeout_s = silent_s or float("inf")
+        return self._order
+
+    def turn(self) -> None:
+        """The learner has learned from a batch, and asks for the next one."""
+        self._counts[_TURN] += 1
+
+    def publish(
+        self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
+    ) -> int | None:
+        """Publish when all rollouts of older versions have begun; AdoptionTimeout if one does not begin."""
+        deadline = time.monotonic() + self.timeout_s
+        now = self._counts[_TURN] if self._by_turn else stamp.version - 1
+        for pause_s in pauses():
+            late = [w for w in self._plan if (due := self.next(w)) is not None and due.version <= now]
+            if not late or self._counts[_OVER]:
+                break
+            if self.look():
+                deadline = time.monotonic() + self.timeout_s
+            if time.monotonic() >= deadline:
+                began = ", ".join(f"worker {w} began {self._counts[_BEGUN + w]}" for w in late)
+                what = f"rollouts that act with older versions than {stamp.version} were not begun within "
+                what += f"{self.timeout_s:g} s"
+                cure = "look at what the worker does (py-spy dump --pid PID)"
+                raise AdoptionTimeout(what, f"{began} of its planned rollouts", cure)
+            time.sleep(pause_s)
+        return super().publish(tensors, later, stamp=stamp)
+
+    def next(self, worker: int) -> Rollout | None:
+        """The rollout that a worker begins next; None if its plan is over."""
+        plan, begun = self._plan[worker], self._counts[_BEGUN + worker]
+        return plan[begun] if begun < len(plan) else None
+
+    def go_back(self, worker: int, number: int) -> None:
+        """Let a worker's next process begin with this rollout."""
+        self._counts[_BEGUN + worker] = number
+
+    def let_go(self) -> None:
+        """Give up the plan: workers that do not stay go on with what they have, and no publish waits."""
+        self._counts[_OVER] = not self._stays
+
+    def close(self) -> None:
+        super().close()
+        self._counted.close()

@@ -1,0 +1,1 @@
+"""The house that stands on the plug: everything that trains by itself."""

@@ -1,0 +1,1 @@
+"""Processes that act: environments, players, rollouts, supervision. No algorithm."""

@@ -1,0 +1,167 @@
+"""What passes between learner and agents, without Ray: jobs, orders, numbered calls, states and rollouts."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from threading import Condition
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlsync.core.errors import PublishError
+from rlsync.core.ledger import Stamp
+from rlsync.runs.actors import frames as keys
+from rlsync.runs.actors.ring.format import RingCounters
+from rlsync.runs.actors.ring.reader import TakenRollout
+from rlsync.runs.actors.worker import CollectSettings
+from rlsync.tensors.layout import Layout
+
+
+class Flat(NamedTuple):
+    """A rollout on its way to the learner: Ray copies the array of bytes once, and pickles nothing of it."""
+
+    writer: int  # which worker of its node filled it
+    life: int  # how often that worker had been started before
+    number: int  # which of that worker's rollouts it is, from 0
+    finals: int  # how many final observations there are
+    counters: RingCounters  # of its node's ring when it left
+    image: NDArray[np.uint8]  # without the room for final observations that nobody used
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJob:
+    mailbox: Any  # where it hears of versions; see NodeReceiver
+    node: str  # the name of the node
+    numbers: tuple[int, ...]  # the learner's number of each worker of this node
+    settings: CollectSettings
+    seed: int  # of the first environment of the first worker of this node
+    seeds: int  # how often the learner had given a seed by then
+    # what another learner must have alike to take over
+    likeness: Mapping[str, str] = field(default_factory=dict)
+    keep_s: float = 0.0  # seconds for which the agent waits for the next learner
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the learner wants of all nodes; the newest orders hold."""
+
+    number: int  # from 1
+    running: bool  # whether workers may begin rollouts
+    seeds: int  # how often the learner has given a seed
+    seed: int  # the last one, of the first environment of this node
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What a learner that may take an agent over must know of it."""
+
+    node_id: str  # Ray's id of its node
+    seat: int  # its number among the nodes of the learner that started it
+    pid: int
+    likeness: Mapping[str, str]  # what it does, as digests by name
+    stamp: Stamp  # the newest version on its board
+    counters: RingCounters  # of its ring
+    ready: bool  # whether its workers were ready once, and it has not given up
+    alone: bool  # whether its learner is gone
+    first_call: int  # the number of the first call of the next learner
+
+
+def likeness_of(settings: CollectSettings) -> dict[str, str]:
+    """The digests of what two agents must have alike for one to take the place of the other."""
+    parts = {spec.name: getattr(settings, spec.name) for spec in fields(settings)}
+    return likeness(**parts, layout=settings.shape.layout(settings.player).to_json())
+
+
+def likeness(**things: Any) -> dict[str, str]:
+    """Digests of things that can be pickled, alike in all processes. Values of tensors do not count."""
+    return {name: hashlib.sha256("\n".join(_words(it)).encode()).hexdigest() for name, it in things.items()}
+
+
+def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
+    if id(thing) in within:
+        yield "itself"
+        return
+    within = (*within, id(thing))
+    match thing:
+        case None | bool() | int() | float() | str() | bytes():
+            yield repr(thing)
+        case type() | FunctionType() | BuiltinFunctionType():
+            yield f"{thing.__module__}.{thing.__qualname__}"
+        case Tensor():
+            yield f"{thing.dtype} {tuple(thing.shape)}"
+        case torch.dtype() | torch.device():
+            yield str(thing)
+        case Mapping():
+            yield f"{type(thing).__qualname__} {len(thing)}"
+            for key, value in sorted(thing.items(), key=lambda item: str(item[0])):
+                yield repr(key)
+                yield from _words(value, within)
+        case Set():
+            yield from sorted("\n".join(_words(it, within)) for it in thing)
+        case Sequence():
+            yield f"{type(thing).__qualname__} {len(thing)}"
+            for it in thing:
+                yield from _words(it, within)
+        case _:
+            made = thing.__reduce_ex__(4)  # what pickle would write
+            parts = [made] if isinstance(made, str) else made
+            yield from _words([list(it) if isinstance(it, Iterator) else it for it in parts], within)
+
+
+class Turns:
+    """Serves calls one at a time in order of their numbers, all of which must be used: Ray promises none."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self._next = first
+        self._changed = Condition()
+
+    @contextmanager
+    def turn(self, number: int, timeout_s: float) -> Iterator[None]:
+        """Wait for a call's turn, which ends with the block; PublishError: not within ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._next != number:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and self._next != number:
+                    what = f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next"
+                    cure = "look what holds that call up; the learner ends this agent and starts another one"
+                    raise PublishError(what, "a node's agent", cure)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._next = number + 1
+                self._changed.notify_all()
+
+
+def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
+    finals = int(rollout.views[keys.FINAL_COUNT])
+    image = rollout.image[: _used_bytes(layout, finals)].clone().numpy()
+    return Flat(rollout.writer, rollout.life, rollout.number, finals, counters, image)
+
+
+def unpack(flat: Flat, layout: Layout, into: Tensor) -> dict[str, Tensor]:
+    """Copy a rollout into memory, and return its arrays there; PublishError if it is of another layout."""
+    used = flat.image.nbytes
+    if used != _used_bytes(layout, flat.finals):
+        what = "what came from a node is not a rollout of this run"
+        cure = "run the same version of rlsync, with the same environment, on all nodes"
+        raise PublishError(what, f"{used:,} bytes", cure)
+    np.copyto(into.numpy()[:used], flat.image)
+    names = [entry.leaf.name for entry in layout.entries]
+    views = dict(zip(names, layout.views(into), strict=True))
+    return views | {name: views[name][: flat.finals] for name in keys.FINAL}
+
+
+def _used_bytes(layout: Layout, finals: int) -> int:
+    last = layout.entries[-1]
+    assert last.leaf.name == keys.FINAL_OBSERVATION, "RolloutShape lays them out last"
+    return last.offset + (last.leaf.payload_bytes // last.leaf.shape[0]) * finals

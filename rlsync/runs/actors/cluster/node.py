@@ -1,0 +1,164 @@
+"""One node of a cluster as the learner sees it: where it is, its agent, and the calls that are open there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from rlsync.core.errors import RlsyncError, first_line
+from rlsync.runs.actors.cluster.job import AgentState
+from rlsync.runs.actors.ring.format import RingCounters
+from rlsync.transport.board.format import process_state
+
+#: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
+ANSWER_WITHIN_S = 2.0
+
+_GONE_WITHIN_S = 5.0  #: how long killed processes may take to be gone
+_ENDED_WITHIN_S = 2.0  #: how long Ray may take to end an agent that does not answer it
+
+NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)  #: what a ring says before anything happened
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine of the cluster: Ray's id of it, its IP address, its name, and the resources that it has."""
+
+    node_id: str
+    address: str
+    host: str
+    resources: dict[str, float] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.address}, node {self.node_id[:8]})"
+
+
+def living_machines() -> list[Machine]:
+    return [
+        Machine(
+            node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"], dict(node["Resources"])
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+@dataclass(eq=False)
+class Node:
+    """An agent with ``credits`` open calls; ``followed`` is the state of one that another learner started."""
+
+    machine: Machine
+    seat: int
+    agent: Any
+    credits: int
+    start_timeout_s: float
+    followed: AgentState | None = None
+
+    def __post_init__(self) -> None:
+        followed, timeout_s = self.followed, self.start_timeout_s
+        self.pid: int | None = None
+        self.arrived = 0
+        self.counters: RingCounters | None = None
+        self._start_until_s = time.monotonic() + timeout_s + ANSWER_WITHIN_S
+        self._calls: deque[Any] = deque()
+        self._answered_at_s = time.monotonic()
+        self._before = NO_ROLLOUTS if followed is None else followed.counters
+        self._next_call = 0 if followed is None else followed.first_call
+        self._starting: Any = self.agent.start.remote(timeout_s) if followed is None else None
+        if followed is not None:
+            self.note_ready(followed.pid)
+
+    @property
+    def acting(self) -> bool:
+        """Whether its workers were ready once."""
+        return self.pid is not None
+
+    @property
+    def too_late(self) -> bool:
+        """Whether its workers should have been ready by now."""
+        return not self.acting and time.monotonic() > self._start_until_s
+
+    @property
+    def head(self) -> Any:
+        """What answers next: the start, or the oldest call for a rollout."""
+        return self._calls[0] if self.acting else self._starting
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self._answered_at_s
+
+    @property
+    def lost(self) -> int:
+        """Rollouts that its workers had completed, as far as is known, and that have not arrived."""
+        return 0 if self.counters is None else max(0, self.counters.written - self.arrived)
+
+    def note_life(self) -> None:
+        self._answered_at_s = time.monotonic()
+
+    def note_counters(self, counters: RingCounters) -> None:
+        """Note what its ring counts, less what it had counted for earlier learners."""
+        before = self._before
+        self.counters = replace(
+            counters,
+            written=counters.written - before.taken,
+            taken=counters.taken - before.taken,
+            worker_wait_s=counters.worker_wait_s - before.worker_wait_s,
+            learner_wait_s=counters.learner_wait_s - before.learner_wait_s,
+        )
+
+    def note_ready(self, pid: int) -> None:
+        self.pid = pid
+        self._refill()
+
+    def note_taken(self) -> None:
+        self._calls.popleft()
+        self._refill()
+
+    def _refill(self) -> None:
+        while len(self._calls) < self.credits:
+            self._calls.append(self.agent.take.remote(self._next_call, ANSWER_WITHIN_S))
+            self._next_call += 1
+
+    def kill(self, *, on_this_machine: bool = False) -> None:
+        """End the agent; workers see that, and on this machine they are ended at once, stopped ones too."""
+        # First: the children of an agent that Ray has ended are not found any more.
+        family = family_of(self.pid) if on_this_machine and self.pid is not None else []
+        ray.kill(self.agent, no_restart=True)
+        kill_family(family)
+
+
+def family_of(pid: int) -> list[int]:
+    """An agent of this machine and what it started, down to the last child; nothing if it is no agent."""
+    with suppress(psutil.Error):
+        agent = psutil.Process(pid)
+        command = "" if process_state(pid) == "dead" else " ".join(agent.cmdline())
+        if not command or "NodeAgent" in command:  # one that dies has none; a number may be given again
+            return [pid, *(child.pid for child in agent.children(recursive=True))]
+    return []
+
+
+def kill_family(family: list[int]) -> None:
+    """SIGKILL all of an agent's family, and wait. The agent last, for Ray prints advice on other deaths."""
+    for killed, within_s in ((family[1:], _ENDED_WITHIN_S), (family, _GONE_WITHIN_S)):
+        for member in killed:
+            with suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        until_s = time.monotonic() + within_s
+        while {process_state(member) for member in family} - {None, "dead"} and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+
+def why(error: RayError) -> str:
+    if isinstance(error, RayTaskError):
+        if isinstance(error.cause, RlsyncError):
+            return error.cause.what
+        error = error.cause
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,72 @@
+"""TorchRL environments behind the same interface as the others; this file imports torchrl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, OneHot
+from torchrl.envs import EnvBase, SerialEnv
+
+from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions, unusable_actions
+from rlsync.runs.actors.envs.vectors import Envs, EnvStep
+
+
+class SerialEnvs(Envs):
+    """TorchRL environments, one after the other; the player sees what is under the key ``observation``."""
+
+    def __init__(self, make: Callable[[], EnvBase], num_envs: int, observation: str) -> None:
+        self.envs = SerialEnv(num_envs, make)
+        seen = self.envs.observation_spec[observation]
+        # Bytes of pictures, or numbers, as in rlsync.runs.actors.envs.observations; bounds of bytes are not
+        # told.
+        pixels = seen.dtype is torch.uint8 and len(seen.shape) > 3
+        dtype = torch.uint8 if pixels else torch.float32
+        actions = _actions_of(self.envs.action_spec_unbatched)
+        super().__init__(num_envs, actions, tuple(seen.shape[1:]), dtype)
+        self._key = observation
+        self._actions = self.envs.action_spec
+        self._now: TensorDictBase = TensorDict()
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        if seed is not None:
+            self.envs.set_seed(seed)
+        self._now = self.envs.reset()
+        return self._now.get(self._key).to(self.observation_dtype)
+
+    def send(self, action: Tensor) -> None:
+        sent = self.actions.sent(action)
+        if isinstance(self._actions, OneHot):
+            sent = F.one_hot(sent, self._actions.shape[-1])
+        self._now.set("action", sent.to(self._actions.dtype))
+
+    def recv(self) -> EnvStep:
+        stepped, self._now = self.envs.step_and_maybe_reset(self._now)
+        answer = stepped.get("next")
+        done = answer.get("done").view(-1)
+        terminated = answer.get("terminated").view(-1)
+        truncated = done & ~terminated
+        last, seen = (held.get(self._key).to(self.observation_dtype) for held in (answer, self._now))
+        hidden = done if self.keeps_last else truncated
+        finals = [(env, last[env]) for env in hidden.nonzero().view(-1).tolist()]
+        reward = answer.get("reward").view(-1)
+        return EnvStep(seen, reward, terminated, truncated, finals)
+
+    def close(self) -> None:
+        self.envs.close(raise_if_closed=False)  # TorchRL opens them at the first reset
+
+
+def _actions_of(spec: Any) -> ActionSpec:
+    # Not of several choices at once, whose spec is a class below OneHot, or a stack of these.
+    if (type(spec) is OneHot and len(spec.shape) == 1) or (type(spec) is Categorical and not spec.shape):
+        return DiscreteActions(int(spec.space.n))
+    if spec.dtype.is_floating_point and len(spec.shape) == 1:
+        low, high = (), ()
+        if isinstance(spec, Bounded):
+            low, high = (tuple(bound.tolist()) for bound in (spec.space.low, spec.space.high))
+        return BoxActions(spec.shape[0], low, high, str(spec.dtype).removeprefix("torch."))
+    raise unusable_actions(spec, "the TorchRL environment")

@@ -1,0 +1,119 @@
+"""A collector whose rollouts are decided beforehand: by the record of another run, or by a fixed lag."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from rlsync.core.errors import BoardClosed, ConfigError, WorkerLost
+from rlsync.record.planned import Plan, PlannedBoard
+from rlsync.record.schedule import FixedLag, Life, Rollout
+from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.actors.intake import Rollouts
+from rlsync.runs.actors.ring.format import MAX_SLOTS
+from rlsync.runs.actors.ring.reader import RolloutRing, TakenRollout
+from rlsync.runs.actors.supervision import Restarts, Supervisor
+from rlsync.runs.actors.worker import start_worker
+from rlsync.sync.starting import StartLogs
+from rlsync.transport.board.reader import BoardHandle
+
+
+class InOrder:
+    """Takes a ring's rollouts in a given order, dropped ones unseen. BoardClosed: the order is over."""
+
+    def __init__(self, ring: RolloutRing, order: Iterable[Rollout]) -> None:
+        self._ring, self._order = ring, iter(order)
+        self._next = next(self._order, None)
+        self._early: defaultdict[int, deque[TakenRollout]] = defaultdict(deque)
+        self.run, self.pause, self.give_back = ring.run, ring.pause, ring.give_back
+        self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that was dropped
+
+    @property
+    def closed(self) -> bool:
+        return self._ring.closed
+
+    def take(self, timeout_s: float) -> TakenRollout | None:
+        if self._next is None:
+            raise BoardClosed("the recorded rollouts are used up", "rerun", "it ends where the record ends")
+        while not self._early[self._next.worker]:
+            taken = self._ring.take(timeout_s)
+            if taken is None:
+                return None
+            self._early[taken.writer].append(taken)
+        taken, dropped = self._early[self._next.worker].popleft(), self._next.dropped
+        self._next = next(self._order, None)
+        if not dropped:
+            return taken
+        if self.dropped is not None:
+            self.dropped(taken)
+        self.give_back(taken)
+        return self.take(timeout_s)
+
+
+class RepeatedUnrolls(UnrollCollector):
+    """An :class:`UnrollCollector` that makes the rollouts of a ``life``: each worker waits for the version
+    that its rollout has there, and lives as long. If one dies, a recorded life ends. With a :class:`FixedLag`
+    its successor makes that rollout, with other seeds and the newest version, and the log tells it.
+    """
+
+    def __init__(self, network: Any, env: Any, *, life: Life | FixedLag, lag: int, **given: Any) -> None:
+        workers, per_batch = max(1, given["num_workers"]), given["rollouts_per_batch"]
+        plan: Plan = life.plan(workers) if isinstance(life, Life) else dict.fromkeys(range(workers), life)
+        self._planned = PlannedBoard(plan, stays=True, timeout_s=given["silent_timeout_s"])
+        self._life = life
+        # Those of the run, and one with which each worker waits for its version.
+        slots = (given["slots"] or workers + 2 * per_batch) + workers * (lag + 1) + per_batch
+        if isinstance(life, Life):
+            given["restarts"] = Restarts(10**9, first_pause_s=0.0)
+            # All rollouts of a version may be made before the learner takes the first of them.
+            slots += max(Counter(rollout.version for rollout in life.rollouts).values())
+        if slots > MAX_SLOTS:
+            what = f"{slots} rollouts may have to wait for the learner; a ring has {MAX_SLOTS} slots"
+            raise ConfigError(what, "collector.lag, or a rerun", "give a smaller lag, or publish more often")
+        super().__init__(network, env, **given | {"slots": slots, "when_full": "block"})
+
+    def _made_board(self) -> PlannedBoard:
+        return self._planned
+
+    def board_here(self) -> BoardHandle:
+        return self._planned.handle.board  # readers that are no workers have no plan
+
+    def _started(self, seed: int, logs: StartLogs) -> Supervisor:
+        job, settings = self._job(seed, logs), self.worker_settings
+        lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
+
+        def start(worker: int, again: int) -> BaseProcess:
+            rollout = self._planned.next(worker)
+            life = None if rollout is None else rollout.life
+            if isinstance(self._life, FixedLag):
+                life = again
+                if again:
+                    number = self.ring.writer(worker).written
+                    self._planned.go_back(worker, number)
+                    told = "from rollout %d of worker %d on, this run is not the same as others of its seed"
+                    logging.getLogger(__name__).warning(told, number, worker)
+            elif again and life in (None, lives[worker]):
+                what = f"worker {worker} ended before its recorded life did"
+                raise WorkerLost(what, "rerun", "look for its own error above, and start the rerun anew")
+            lives[worker] = life
+            return start_worker(job, worker, life or 0)
+
+        workers = Supervisor(
+            start, len(settings.devices), self.ring, settings.restarts, settings.silent_timeout_s
+        )
+        self._planned.look = workers.look
+        return workers
+
+    def _source(self) -> Rollouts:
+        return InOrder(self.ring, self._life.rollouts)
+
+    def _next_batch(self) -> Any:
+        self._planned.turn()
+        return super()._next_batch()
+
+    def _end(self, timeout_s: float) -> None:
+        self.board.close()  # workers may wait for versions that do not come
+        super()._end(timeout_s)

@@ -1,0 +1,197 @@
+"""One replay of rollouts for learners in processes of their own: all of them fill it, and all draw from it.
+
+Its memory is one shared file of blocks, each laid out as a slot of the rollout ring: the unrolls that one
+worker has made in its environments. The protocol, and why no row is torn, evicted or held by the dead::
+
+    extend    b = the block with the lowest number whose byte can be write-locked without waiting
+              number[b] = 0; copy a rollout; agent[b], worker[b] = who acted; number[b] = the time now; unlock
+    draw      b = a block that had a number, at random; if its byte cannot be read-locked, draw again
+              unless number[b] is still what it was, unlock, and draw again
+              copy one unroll of it out; unlock
+
+A block changes only under the exclusive lock on its byte, and is copied only under the shared lock. The locks
+belong to open files: a process that dies, however it dies, holds nothing, and the block that it was writing
+has no number, so nobody draws it, and it is written next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError
+from rlsync.runs.actors import frames as keys
+from rlsync.runs.actors.player import Player, Record
+from rlsync.runs.actors.replay.unrolls import Drawn
+from rlsync.tensors.layout import Layout
+from rlsync.transport.rules import pauses
+from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
+
+_MAGIC = 0x504C5952_4C52  # "RLRYLP"
+_FORMAT = 1
+_LINE_BYTES = 3 * 8  # of a block: number, agent, worker. All lines lie before the first block
+_BLOCK_LOCK = 1 << 44  # far behind the data: these locks need no bytes under them
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReplayHandle:
+    """How an agent finds the replay: small, picklable, valid while the process lives that has made it."""
+
+    address: FileAddress
+    mark: Mark
+    layout: bytes  #: of one block, as JSON
+    blocks: int
+    agent: int = 0  #: the number of the agent that opens it
+
+
+def made_replay(
+    player: Player, shape: keys.RolloutShape, capacity_steps: int, max_bytes: int, agents: int
+) -> tuple[SharedFile, SharedReplayHandle]:
+    """The memory of a replay for so many agents that act with such players, and how they find it. Each of
+    them may leave one block without a number when it is killed, so there is at least one more. ConfigError if
+    that does not fit, or ``capacity_steps`` take more than ``max_bytes``.
+    """
+    layout, in_block = shape.layout(player), shape.steps * shape.num_envs
+    blocks = capacity_steps // in_block
+    if blocks <= agents:
+        what = f"{agents} agents cannot share a replay of {capacity_steps} steps"
+        cure = f"give room for {agents + 1} rollouts of {in_block} steps or more"
+        raise ConfigError(what, "recipe.replay.capacity_steps", cure)
+    size = PAGE_BYTES + whole_pages(blocks * _LINE_BYTES) + blocks * layout.image_bytes
+    if size > max_bytes:
+        what = f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
+        raise ConfigError(what, "recipe.replay.max_bytes", f"give {size}, or fewer capacity_steps")
+    file = SharedFile.create("rlsync-replay")
+    file.allocate(0, size)
+    mark = Mark.write(file.words(PAGE_BYTES, 0), _MAGIC, _FORMAT)
+    return file, SharedReplayHandle(file.address, mark, layout.to_json(), blocks)
+
+
+class SharedReplay:
+    """An agent's end, to be used in one thread as an :class:`UnrollReplay` is: out comes what went in. For
+    each batch it asks ``workers`` which worker made each of its rollouts. ``records`` are the player's.
+    """
+
+    def __init__(
+        self,
+        handle: SharedReplayHandle,
+        records: Sequence[Record],
+        workers: Callable[[], Sequence[int]],
+        seed: int = 0,
+    ) -> None:
+        self.records = tuple(records)
+        self.generator = torch.Generator().manual_seed(seed)
+        self._workers = workers
+        self._file, _ = handle.mark.open(handle.address, PAGE_BYTES, "shared replay")
+        layout, blocks = Layout.from_json(handle.layout), handle.blocks
+        images_at = whole_pages(blocks * _LINE_BYTES)
+        memory = self._file.map(images_at + blocks * layout.image_bytes, PAGE_BYTES, writable=True)
+        lines = memory[: blocks * _LINE_BYTES].view(torch.int64).view(blocks, 3).numpy()
+        self._numbers, self._agents, self._makers = lines.T
+        images = memory[images_at:].view(blocks, layout.image_bytes)
+        self._columns = {  # each leaf of all blocks, in their memory
+            leaf.name: images[:, at : at + leaf.payload_bytes].view(leaf.dtype).view(blocks, *leaf.shape)
+            for leaf, at in ((entry.leaf, entry.offset) for entry in layout.entries)
+        }
+        self._finals = {name: self._columns.pop(name) for name in (*keys.FINAL, keys.FINAL_COUNT)}
+        for name in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH, *(r.name for r in records if r.beside)):
+            del self._columns[name]
+        self._envs = self._columns[keys.REWARD].shape[2]
+        self._in_block = self._columns[keys.REWARD][0].numel()
+        self.capacity_steps = blocks * self._in_block
+
+    @property
+    def steps(self) -> int:
+        return int((self._numbers > 0).sum()) * self._in_block
+
+    @property
+    def full(self) -> bool:
+        return bool(self._numbers.all())
+
+    def extend(self, batch: TensorDictBase, agent: int = 0) -> None:
+        """Put the rollouts of a batch in the place of the oldest ones."""
+        for number, worker in enumerate(self._workers()):
+            block = self._claim()
+            try:
+                self._numbers[block] = 0
+                self._write(block, batch, number)
+                self._agents[block], self._makers[block] = agent, worker
+                self._numbers[block] = time.monotonic_ns()
+            finally:
+                self._file.unlock(_BLOCK_LOCK + block)
+
+    def draw(self, unrolls: int) -> Drawn:
+        """Draw this many unrolls, each uniformly from all that are held; ConfigError if none is."""
+        if unrolls < 1 or not self.steps:
+            what = f"{unrolls} unrolls cannot be drawn from {self.steps} steps"
+            raise ConfigError(what, "SharedReplay.draw", "extend the replay first, and ask for one or more")
+        rollouts: list[dict[str, Tensor]] = []
+        makers: list[tuple[int, int]] = []
+        while len(rollouts) < unrolls:
+            numbers = self._numbers.copy()
+            held = numbers.nonzero()[0]
+            rows = max(1, len(held) * self._envs)
+            row = int(torch.randint(rows, (), generator=self.generator, device="cpu"))
+            block = int(held[row // self._envs]) if len(held) else 0
+            if not self._file.try_lock(_BLOCK_LOCK + block, exclusive=False):
+                continue
+            try:
+                if self._numbers[block] == numbers[block] != 0:
+                    rollouts.append(self._read(block, row % self._envs))
+                    makers.append((int(self._agents[block]), int(self._makers[block])))
+            finally:
+                self._file.unlock(_BLOCK_LOCK + block)
+        batch = keys.batch_of(rollouts, self.records).exclude(keys.COLLECTOR)
+        batch[keys.REPLAYED] = torch.ones(unrolls, dtype=torch.bool, device="cpu")
+        return Drawn(batch, *torch.tensor(makers, device="cpu").unbind(1))
+
+    def state_dict(self, contents: bool = False) -> dict[str, Any]:
+        """The state of the random draws; a resumed population begins with an empty replay."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.generator.set_state(state_dict["generator"])
+
+    def _claim(self) -> int:
+        """Lock the oldest block; where somebody reads or writes it, the next one."""
+        for pause_s in pauses():
+            numbers = self._numbers.copy()
+            for block in map(int, numbers.argsort(kind="stable")):
+                if self._file.try_lock(_BLOCK_LOCK + block, exclusive=True):
+                    if self._numbers[block] == numbers[block]:
+                        return block
+                    self._file.unlock(_BLOCK_LOCK + block)  # another agent has just filled it
+            time.sleep(pause_s)
+        raise AssertionError("pauses do not end")
+
+    def _write(self, block: int, batch: TensorDictBase, number: int) -> None:
+        timed, first = keys.timed_keys(self.records), number * self._envs
+        for name, column in self._columns.items():
+            column[block] = batch.get(name).narrow(int(name in timed), first, self._envs)
+        self._finals[keys.FINAL_COUNT][block] = 0
+        if keys.FINAL_INDEX in batch:
+            index, observations = (batch.get(name) for name in (keys.FINAL_INDEX, keys.FINAL_OBSERVATION))
+            mine = index[:, 1] // self._envs == number
+            count = int(mine.sum())
+            self._finals[keys.FINAL_INDEX][block, :count] = index[mine] - index.new_tensor([0, first])
+            self._finals[keys.FINAL_OBSERVATION][block, :count] = observations[mine]
+            self._finals[keys.FINAL_COUNT][block] = count
+
+    def _read(self, block: int, row: int) -> dict[str, Tensor]:
+        """A copy of one unroll, as a rollout of one environment."""
+        timed = keys.timed_keys(self.records)
+        out = {
+            name: column[block].narrow(int(name in timed), row, 1).clone()
+            for name, column in self._columns.items()
+        }
+        count = int(self._finals[keys.FINAL_COUNT][block])
+        index, observations = (self._finals[name][block, :count] for name in keys.FINAL[::-1])
+        mine = index[:, 1] == row
+        finals = index[mine] * torch.tensor([1, 0], device="cpu"), observations[mine], mine.sum()
+        return out | dict(zip((*keys.FINAL[::-1], keys.FINAL_COUNT), finals, strict=True))

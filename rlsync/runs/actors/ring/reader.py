@@ -1,0 +1,281 @@
+"""RolloutRing: many workers fill shared slots with rollouts, one learner takes them; no bytes are pickled.
+
+The protocol, and why no rollout is torn, lost or held by the dead::
+
+    writer    s = a slot that says FREE or WRITING and whose byte can be locked without waiting
+              state[s] = WRITING; fill the image; state[s] = FULL; unlock
+    learner   s = the slot that says FULL and was filled first, if its byte can be locked
+              state[s] = READING; read; state[s] = FREE; unlock
+
+A slot changes hands only under the exclusive lock on its byte. The locks belong to open files: a process
+that dies, however it dies, holds nothing. What it left WRITING is free again; what it had completed is FULL
+and still good. When no slot is free, ``when_full`` says what happens, and it is counted:
+
+- ``block``: the writer waits. Nothing is ever dropped.
+- ``drop_newest``: the writer makes its rollout in memory of its own, and drops it. The ring is not touched.
+- ``drop_oldest``: the writer waits. When the learner takes a rollout or gives one back, and no slot is free
+  or being filled, it drops the one that was filled first. So here, too, only the learner takes a slot out of
+  FULL.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from torch import Tensor
+
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.path import check_choice
+from rlsync.runs.actors.ring import format as fmt
+from rlsync.runs.actors.ring.format import (
+    RingCounters,
+    RingHandle,
+    RolloutImages,
+    RolloutState,
+    WhenFull,
+    WriterStatus,
+)
+from rlsync.tensors.layout import Layout
+from rlsync.transport.rules import pauses
+from rlsync.transport.shared_file import Mark, SharedFile
+
+__all__ = ["RingCounters", "RingHandle", "RolloutRing", "TakenRollout", "WriterStatus"]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRollout:
+    """A full slot in the learner's hands, until it gives it back."""
+
+    slot: int
+    writer: int  #: who filled it
+    number: int  #: which of that writer's rollouts it is, from 0
+    #: Its arrays by name; the ring's own memory: read them, and not after :meth:`RolloutRing.give_back`.
+    views: dict[str, Tensor]
+    image: Tensor  #: the same memory as one flat ``uint8`` tensor, for those who send it on
+    life: int = 0  #: how often a writer of that number had been started before
+
+
+class RolloutRing:
+    """The learner's end of a ring of rollout slots, being written, full, and being read.
+
+    ``layout`` has the arrays of one slot. Pages that nobody writes to cost nothing: put what is large and
+    mostly empty last. ConfigError if a number is out of range, or ``when_full`` is none of the above.
+    """
+
+    def __init__(self, layout: Layout, slots: int, writers: int, when_full: WhenFull = "block") -> None:
+        _check_range("slots", slots, fmt.MAX_SLOTS)
+        _check_range("writers", writers, fmt.MAX_WRITERS)
+        check_choice("policy for a full ring", when_full, get_args(WhenFull), f"when_full={when_full!r}")
+        self._when_full: WhenFull = when_full
+        self._layout = layout
+        self._slot_count = slots
+        self._writer_count = writers
+        self._pid = os.getpid()
+        self._file = SharedFile.create("rlsync-rollouts")
+        self._file.allocate(0, fmt.CONTROL_BYTES)
+        self._file.allocate(fmt.IMAGES_AT, slots * fmt.image_stride(layout))
+        self._words = self._file.words(fmt.CONTROL_BYTES, 0)
+        self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
+        self._file.try_lock(fmt.LEARNER_LOCK, exclusive=True)
+        self._images = RolloutImages(self._file, self._layout, slots)
+        self._held: dict[int, TakenRollout] = {}  # by slot
+        self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that it drops
+
+    @property
+    def handle(self) -> RingHandle:
+        return RingHandle(
+            self._file.address,
+            self._mark.number,
+            self._layout.to_json(),
+            self._slot_count,
+            self._writer_count,
+            self._when_full,
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self._file.fd < 0
+
+    def run(self) -> None:
+        """Let writers take slots; before that, and after :meth:`pause`, they wait."""
+        self._check_open()
+        self._words[fmt.RUNNING] = 1
+
+    def pause(self) -> None:
+        """Let no writer take another slot; what is being written is completed."""
+        self._check_open()
+        self._words[fmt.RUNNING] = 0
+
+    def seed(self, seed: int) -> None:
+        """Give a seed to the writers; each sees it when it takes its next slot."""
+        self._check_open()
+        self._words[fmt.SEED] = seed & (1 << 63) - 1
+        self._words[fmt.SEEDED] += 1
+
+    def take(self, timeout_s: float) -> TakenRollout | None:
+        """The rollout that was completed first, or ``None`` if none is in time. Several may be held."""
+        self._check_open()
+        if self._when_full == "drop_oldest":
+            self._drop_oldest()
+        if (taken := self._try_take()) is not None:
+            return taken
+        started = time.monotonic_ns()
+        deadline = started + int(timeout_s * 1e9)
+        for pause_s in pauses():
+            left_ns = deadline - time.monotonic_ns()
+            if left_ns <= 0:
+                break
+            time.sleep(min(pause_s, left_ns / 1e9))
+            if (taken := self._try_take()) is not None:
+                break
+        self._words[fmt.LEARNER_WAITED_NS] += time.monotonic_ns() - started
+        return taken
+
+    def give_back(self, taken: TakenRollout) -> None:
+        """Free the slot, whose views must not be read after that; a second call does nothing."""
+        if self._held.get(taken.slot) is taken and not self.closed:
+            if self._when_full == "drop_oldest":
+                self._drop_oldest()  # while writers wait: the slot that is freed now would hide that
+            del self._held[taken.slot]
+            self._words[fmt.slot_line(taken.slot) + fmt.SLOT_STATE] = RolloutState.FREE
+            self._file.unlock(fmt.SLOT_LOCK + taken.slot)
+
+    def counters(self) -> RingCounters:
+        """Slots by state, rollouts passed, seconds waited."""
+        self._check_open()
+        states, words = Counter(map(self._state, range(self._slot_count))), self._words
+        lines = [fmt.writer_line(writer) for writer in range(self._writer_count)]
+        return RingCounters(
+            free=states[RolloutState.FREE],
+            writing=states[RolloutState.WRITING],
+            full=states[RolloutState.FULL],
+            reading=states[RolloutState.READING],
+            written=sum(words[line + fmt.WRITER_WRITTEN] for line in lines),
+            taken=words[fmt.TAKEN],
+            worker_wait_s=sum(words[line + fmt.WRITER_WAITED_NS] for line in lines) / 1e9,
+            learner_wait_s=words[fmt.LEARNER_WAITED_NS] / 1e9,
+            dropped=words[fmt.DROPPED] + sum(words[line + fmt.WRITER_DROPPED] for line in lines),
+        )
+
+    def expect(self, writer: int) -> None:
+        """Forget what the last writer of a number said: a new process is about to take its place."""
+        self._check_open()
+        self._words[fmt.writer_line(writer) + fmt.WRITER_READY] = 0
+        self._words[fmt.writer_line(writer) + fmt.WRITER_LAST_WORDS] = 0
+        for _, slot in self._full():
+            if self._words[fmt.slot_line(slot) + fmt.SLOT_WRITER] == writer:
+                self._count(slot)
+
+    def writer(self, writer: int) -> WriterStatus:
+        self._check_open()
+        words, line = self._words, fmt.writer_line(writer)
+        size = words[line + fmt.WRITER_LAST_WORDS]
+        text = self._file.read(size, fmt.last_words_at(writer)) if size else b""
+        return WriterStatus(
+            writer=writer,
+            pid=words[line + fmt.WRITER_PID],
+            alive=self._file.is_locked(fmt.WRITER_LOCK + writer),
+            ready=bool(words[line + fmt.WRITER_READY]),
+            written=words[line + fmt.WRITER_WRITTEN],
+            heartbeat_age_s=max(0, time.monotonic_ns() - words[line + fmt.WRITER_HEARTBEAT_NS]) / 1e9,
+            last_words=text.decode(errors="replace"),
+        )
+
+    def close(self) -> None:
+        """Close the ring; writers see it at their next step. What is held stays readable."""
+        if not self.closed and os.getpid() == self._pid:
+            self._words[fmt.CLOSED] = 1
+            self._file.close()
+            self._held.clear()
+        self._images.forget()
+
+    def __del__(self) -> None:
+        if "dropped" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
+            self.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise BoardClosed("this rollout ring was closed", f"process {os.getpid()}", "make a new one")
+
+    def _try_take(self) -> TakenRollout | None:
+        passed: set[int] = set()  # writers with a completed rollout that cannot be locked now
+        for _, slot in self._in_order():
+            line = fmt.slot_line(slot)
+            writer = self._words[line + fmt.SLOT_WRITER]
+            # The lock of a full slot may be held for a moment, by its writer or by one that looks for a free
+            # slot. A later rollout of the same writer has to wait for it; those of others need not.
+            if writer not in passed and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+                self._words[line + fmt.SLOT_STATE] = RolloutState.READING
+                self._words[fmt.TAKEN] += 1
+                self._count(slot)
+                taken = self._held[slot] = self._in_slot(slot)
+                return taken
+            passed.add(writer)
+        return None
+
+    def _drop_oldest(self) -> None:
+        """If writers wait, free the full slot that was filled first, unless it is the only one."""
+        states = set(map(self._state, range(self._slot_count)))
+        if not states <= {RolloutState.FULL, RolloutState.READING} or len(order := self._in_order()) < 2:
+            return
+        slot = order[0][1]
+        if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+            self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = RolloutState.FREE
+            self._words[fmt.DROPPED] += 1
+            self._count(slot)
+            if self.dropped is not None:
+                self.dropped(self._in_slot(slot))
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+
+    def _state(self, slot: int) -> RolloutState:
+        """The state of a slot; one that a dead writer left is free."""
+        state = RolloutState(self._words[fmt.slot_line(slot) + fmt.SLOT_STATE])
+        if state is RolloutState.WRITING and not self._file.is_locked(fmt.SLOT_LOCK + slot):
+            return RolloutState.FREE
+        return state
+
+    def _in_slot(self, slot: int) -> TakenRollout:
+        line, words = fmt.slot_line(slot), self._words
+        writer, number, life = (words[line + w] for w in (fmt.SLOT_WRITER, fmt.SLOT_NUMBER, fmt.SLOT_LIFE))
+        return TakenRollout(slot, writer, number, self._images.views(slot), self._images.image(slot), life)
+
+    def _count(self, slot: int) -> None:
+        """Count a full slot on its writer's line, if a killed writer has not; before a successor starts."""
+        line = fmt.slot_line(slot)
+        written = fmt.writer_line(self._words[line + fmt.SLOT_WRITER]) + fmt.WRITER_WRITTEN
+        if self._words[written] == self._words[line + fmt.SLOT_NUMBER]:
+            self._words[written] += 1
+
+    def _in_order(self) -> list[tuple[int, int]]:
+        """When each full slot was filled, and which one it is, the first one first. It looks twice, for one
+        look may pass a slot before it is filled, and find a later rollout of the same writer. The second sees
+        all that came before what the first found: only the learner takes a slot out of FULL. Newer ones wait.
+        """
+        found = self._full()
+        if not found:
+            return []
+        last = max(found)
+        return sorted(full for full in self._full() if full <= last)
+
+    def _full(self) -> list[tuple[int, int]]:
+        # Nobody but the learner takes a slot from FULL to something else, so no look under the lock.
+        lines = ((slot, fmt.slot_line(slot)) for slot in range(self._slot_count))
+        return [
+            (self._words[line + fmt.SLOT_FILLED_NS], slot)
+            for slot, line in lines
+            if self._words[line + fmt.SLOT_STATE] == RolloutState.FULL
+        ]
+
+
+def _check_range(what: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError(
+            f"a rollout ring has between 1 and {most} {what}, got {value}",
+            f"RolloutRing({what}={value})",
+            "give as many slots as workers, and a few for the learner",
+        )

@@ -1,0 +1,127 @@
+"""``rlsync check``: lists all that is wrong with a config, without training."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rlsync.core.errors import RlsyncError
+from rlsync.core.whole_file import json_of
+from rlsync.runs.cli.main import parser_of, print_document
+from rlsync.runs.config import command_line
+from rlsync.runs.life.job import Job, examined_jobs, try_checkpoints
+from rlsync.runs.life.output import EXIT_USAGE
+from rlsync.runs.life.training import prepare_process, shut_down
+from rlsync.runs.recipes import registry
+from rlsync.runs.recipes.evaluating import tried_by_evaluations, tried_by_workers, whether_episodes_end
+from rlsync.runs.recipes.settings import ClusterConfig, LoggerConfig
+from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
+
+_EXAMPLES = """examples:
+  rlsync check                                   the defaults
+  rlsync check recipe=dqn recipe.lr=0.001        what rlsync train would be given
+  rlsync check -m recipe=ppo,dqn seed=0,1        every job of a sweep
+  rlsync check --config-dir FOLDER recipe=mine   a config of your own
+  rlsync check --json resume=runs/DATE/TIME      for machines
+
+It checks keys, options, types, bounds, the trigger, the folder (by writing what a checkpoint needs), and the
+checkpoint to resume from. Then it takes some steps in the environment, as workers and as evaluations do. If
+nothing is wrong with those, and you give a sync map, a recipe or an environment (module:Id) of
+your own, it starts workers and resolves the sync map, as the run will; in an environment of your own, they
+play one batch. "looked at" says which of these it has done.
+
+exit status: 0 nothing is wrong, 2 something is
+"""
+
+
+def main(arguments: list[str]) -> int:
+    usage = "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]"
+    parser = parser_of("check", "List all that is wrong with a config, without training.", _EXAMPLES, usage)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    given, rest = parser.parse_known_args(arguments)
+    line = command_line.read(rest)
+    jobs, errors = examined_jobs(line)
+    told = [dict(job.told) for job in jobs]
+    for job, facts in zip(jobs, told, strict=True):
+        if not errors:
+            errors += _try(job, facts, line.config_dir)
+    if given.json:
+        print_document(as_json(errors, told))
+    else:
+        print(as_text(errors, told))
+    return EXIT_USAGE if errors else 0
+
+
+def _is_own(job: Job, own: Path | None) -> bool:
+    """Whether a job may have a sync map, a recipe or an environment that is not shipped."""
+    return (
+        job.recipe.name not in registry.SHIPPED
+        or job.config.env.names_module
+        or any(_may_map(word, own) for word in job.words)
+    )
+
+
+def _may_map(word: str, own: Path | None) -> bool:
+    """Whether an override may bring a sync map that is not shipped: its keys, or a recipe of one's own."""
+    key, _, option = word.lstrip("+~").partition("=")
+    mine = own is not None and key == "recipe" and (own / "recipe" / f"{option}.yaml").is_file()
+    return mine or key == "sync" or key.startswith("sync.map")
+
+
+def _try(job: Job, facts: dict[str, str], config_dir: Path | None) -> list[RlsyncError]:
+    """What is wrong with a job once it is tried; adds to ``facts`` what was looked at."""
+    config = job.config
+    looked_at = ["settings"]
+    if job.checkpoint is not None:
+        looked_at.append("the checkpoint")
+    try:
+        if (folder := _folder(job)) is not None:
+            try_checkpoints(folder)
+            looked_at.append(f"whether {folder} can have checkpoints")
+        with redirect_stdout(sys.stderr):  # an environment may print
+            trials = [tried_by_workers(config)]
+            if _is_own(job, config_dir):
+                _start(job)
+                looked_at.append("the start of the workers")
+            trials.append(tried_by_evaluations(config, job.recipe, job.spaces))
+    except RlsyncError as error:
+        return [error]
+    facts["looked at"] = "; ".join([*looked_at, *map(str, trials), whether_episodes_end(config, trials)])
+    return []
+
+
+def _folder(job: Job) -> Path | None:
+    """Where the run will write; or the folder in which Hydra makes one, unless a key of Hydra's names it."""
+    if job.config.run_dir is not None:
+        return Path(job.config.run_dir)
+    return None if any(word.startswith("hydra.") for word in job.words) else Path.cwd()
+
+
+def _start(job: Job) -> None:
+    """Build a job in a folder that is thrown away, with workers here; in an environment of one's own they
+    play one batch, for a step may raise there.
+    """
+    with TemporaryDirectory() as folder:
+        config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
+        prepare_process()
+        with shut_down(replace(job, config=config).build()) as trainer:
+            if config.env.names_module:
+                next(iter(trainer.collector))
+            run_shutdown_operations(trainer)  # an evaluator still writes into the folder
+
+
+def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
+    if not errors:
+        configs = "this config" if len(told) == 1 else f"these {len(told)} configs"
+        lines = [f"{word} {text}" for facts in told for word, text in facts.items()]
+        return "\n".join([f"nothing is wrong with {configs}", *dict.fromkeys(lines)])
+    return "\n\n".join([*map(str, errors), "1 error" if len(errors) == 1 else f"{len(errors)} errors"])
+
+
+def as_json(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
+    """``{"ok": ..., "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}]}``."""
+    wrong = [{"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors]
+    return json_of({"ok": not errors, "errors": wrong, "configs": told})

@@ -1,0 +1,154 @@
+"""``rlsync eval``: play episodes with the weights of a run's checkpoint, and show one of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.whole_file import json_of
+from rlsync.runs.actors.devices import device_named
+from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.cli.main import parser_of, print_document
+from rlsync.runs.config import trust
+from rlsync.runs.evaluation.checkpoint import CheckpointPlayer, load, load_best
+from rlsync.runs.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
+from rlsync.runs.life.kept import checkpoint_of, config_of
+from rlsync.runs.life.training import prepare_process
+from rlsync.runs.recipes.evaluating import acting_of, patience_of
+from rlsync.runs.recipes.parts import making
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.run_files import (
+    BEST,
+    RECEIPTS,
+    best_agent,
+    video_file,
+)
+from rlsync.runs.recipes.settings import AtariConfig, EnvConfig, RenderedConfig
+
+_DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
+
+Actions are drawn from the policy as they were in training; --deterministic takes the likeliest. A Q network
+acts greedily, without exploration, either way. Beside the run a gif of one more episode is written, of the
+same seed, where the environment can be rendered."""
+
+_EXAMPLES = """examples:
+  rlsync eval runs/2026-11-20/18-00-00-000000
+  rlsync eval runs/2026-11-20/18-00-00-000000 --episodes 100 --seed 1 --no-video --json
+  rlsync eval runs/2026-11-20/18-00-00-000000 --deterministic --video pong.gif
+  rlsync eval runs/2026-11-20/18-00-00-000000 --checkpoint kept/best
+  rlsync eval runs/2026-11-20/18-00-00-000000 --best
+  rlsync eval runs/2026-11-20/18-00-00-000000 --device cpu
+
+exit status: 0 all episodes were played, 1 playing failed, 2 not a run with a checkpoint or a wrong command
+line, 130 after Ctrl-C
+"""
+
+
+def main(arguments: list[str]) -> int:
+    given = _parser().parse_args(arguments)
+    given.run = best_agent(given.run)
+    prepare_process()
+    config = config_of(given.run, given.trust)
+    device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
+    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config, given.trust)
+    if given.max_episode_steps is not None:
+        config = replace(config, env=ending_after(config.env, given.max_episode_steps))
+    patience = patience_of(config.recipe.evaluations())
+    acting = acting_of(config, deterministic=given.deterministic)
+    if checkpoint is None:
+        trust.check_file(given.run / BEST, given.run, given.trust)
+        trained = load_best(given.run / BEST, given.run / RECEIPTS, acting, trusted=given.trust)
+    else:
+        trained = load(checkpoint, acting)
+    file = given.video or given.run / video_file(trained.frames)
+    stage, why_none = (None, "not asked for") if given.no_video else _stage(acting, file, given)
+    with making(config.env):
+        envs = make_venv(acting.env, at_once(given.episodes))
+    with closing(envs):
+        steps = play(acting.player, envs, given.episodes, given.seed, device, patience)
+        score = Score.of([episode for ended in steps for episode in ended])
+    if not given.json:
+        print(f"{trained}  episodes {score.episodes}  {score}", flush=True)
+    shown = None
+    if stage is not None:
+        shown = film(acting.player, stage, file, given.seed, device, patience)
+        stage.close()
+    if given.json:
+        facts = {
+            "run": str(given.run),
+            "recipe": config.recipe.name,
+            "env": config.env.id,
+            **asdict(trained),
+            "seed": given.seed,
+            "deterministic": given.deterministic,
+            "device": str(device),
+            **asdict(score),
+            "video": {"file": None, "why": why_none},
+        }
+        if shown is not None:
+            played = shown.episode
+            facts["video"] = {"file": str(shown.file), "return": played.total, "length": played.length}
+        print_document(json_of(facts))
+    elif not given.no_video:
+        print(f"no video: {why_none}" if shown is None else f"video {shown}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("eval", _DESCRIPTION, _EXAMPLES)
+    run = "the run's folder, as rlsync train prints it; of a population its best agent plays"
+    parser.add_argument("run", type=Path, help=run)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")
+    other = "another checkpoint, or another run's (default: the run's)"
+    which.add_argument("--checkpoint", type=Path, metavar="PATH", help=other)
+    episodes, seed = "how many (default: 20)", "of environments and actions (default: 0)"
+    parser.add_argument("--episodes", type=_at_least(1), default=20, metavar="N", help=episodes)
+    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help=seed)
+    truncated = "truncate episodes after so many steps (of gymnasium's environments)"
+    parser.add_argument("--max-episode-steps", type=_at_least(1), metavar="N", help=truncated)
+    device = "where the policy acts (default: evaluation.device of the run's config)"
+    parser.add_argument("--device", metavar="NAME", help=device)
+    parser.add_argument("--deterministic", action="store_true", help="take the likeliest actions")
+    video = parser.add_mutually_exclusive_group()
+    file = ".gif or .mp4 (default: eval-FRAMES.gif in the run's folder)"
+    video.add_argument("--video", type=Path, metavar="FILE", help=file)
+    video.add_argument("--no-video", action="store_true", help="write none")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
+    return parser
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {low} or more")
+        return int(text)
+
+    return number
+
+
+def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
+    """The same environment, whose episodes gymnasium truncates after so many steps of the policy."""
+    match env:
+        case AtariConfig():
+            what = "games end after env.max_episode_frames, which the run's config gives"
+            raise ConfigError(what, f"--max-episode-steps {steps}", "leave it out")
+        case RenderedConfig():
+            steps *= env.frameskip
+    return replace(env, kwargs={**env.kwargs, "max_episode_steps": steps})
+
+
+def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> tuple[Filmed | None, str]:
+    """Where the film is made; or nowhere, and why, unless the user insists on one."""
+    try:
+        check_file(file)
+        return filmed(acting.env, given.seed), ""
+    except ConfigError as error:
+        if given.video is not None:
+            raise
+        return None, f"{error.what}; {error.cure}"

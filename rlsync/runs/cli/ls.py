@@ -1,0 +1,85 @@
+"""``rlsync ls``: the recipes and configs of rlsync and of installed recipes, and the keys of a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.path import check_choice
+from rlsync.core.whole_file import json_of
+from rlsync.runs.cli.main import parser_of, print_document
+from rlsync.runs.config import shipped
+
+_EXAMPLES = """examples:
+  rlsync ls
+  rlsync ls recipe
+  rlsync ls recipe=impala --keys
+  rlsync ls recipe=mine --keys --config-dir my_configs
+  rlsync ls --keys
+  rlsync ls --json
+
+choose one with rlsync train GROUP=NAME, copy one out to edit with rlsync cp GROUP/NAME
+
+exit status: 0 listed, 2 no such group, config or folder
+"""
+
+
+def main(arguments: list[str]) -> int:
+    about = "List the shipped recipes and configs, or the keys of a run, each with its comment."
+    parser = parser_of("ls", about, _EXAMPLES)
+    group = "list this group alone; GROUP=NAME or GROUP/NAME: this config alone"
+    parser.add_argument("group", nargs="*", type=lambda word: word.replace("/", "=", 1), help=group)
+    keys = "list keys: type, range, default and what each is for"
+    parser.add_argument("--keys", action="store_true", help=keys)
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    given = parser.parse_args(arguments)
+    if given.config_dir is not None and not given.config_dir.is_dir():
+        raise ConfigError(f"no folder {str(given.config_dir)!r}", "--config-dir", "check the path")
+    groups = shipped.groups(given.config_dir)
+    found = [config for word in given.group or groups for config in _matching(word, groups)]
+    if given.keys:
+        _print_keys(given.group, given.config_dir, as_json=given.json)
+    elif given.json:
+        rows = [
+            {"group": c.group, "name": c.name, "description": c.description(), "path": str(c.path)}
+            for c in found
+        ]
+        print_document(json_of(rows))
+    else:
+        table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
+        for config in found:
+            table.add_row(str(config), config.description())
+        Console(highlight=False, markup=False).print(table)
+    return 0
+
+
+def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
+    # It imports Hydra and torch, which listing files does not need.
+    from rlsync.runs.config.reference import as_paragraphs, reference
+
+    keys = reference(words, own)
+    if as_json:
+        print_document(json_of([asdict(key) for key in keys]))
+        return
+    console = Console(highlight=False, markup=False)
+    for key in keys:
+        console.print(Text(key.name, "bold"), Text(key.facts()), sep="  ", soft_wrap=True)
+        for paragraph in as_paragraphs(key.comment):
+            console.print(Padding(Text(paragraph), (0, 0, 0, 4)))
+        console.print()
+
+
+def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipped.Shipped]:
+    """The configs that ``GROUP`` or ``GROUP=NAME`` means."""
+    group, _, name = word.partition("=")
+    check_choice("group", group, groups, "rlsync ls GROUP")
+    if name:
+        check_choice(group, name, [config.name for config in groups[group]], f"rlsync ls {word}")
+    return [config for config in groups[group] if name in ("", config.name)]

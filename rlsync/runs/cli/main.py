@@ -1,0 +1,183 @@
+"""The ``rlsync`` command: finds the verb and hands over."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from io import TextIOWrapper
+from pathlib import Path
+
+from rlsync import __version__
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.nameless import told_of_a_user_without_a_name
+from rlsync.core.path import check_choice
+from rlsync.runs.life.output import EXIT_USAGE, Unread, exit_status, output_read
+
+#: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
+VERBS = {
+    "train": "train a recipe: rlsync train [key=value ...]",
+    "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function]",
+    "check": "validate a config and list all that is wrong with it: rlsync check [key=value ...]",
+    "plan": "print what a run will do, and when: rlsync plan [key=value ...]",
+    "doctor": "examine this machine, and whether a trainer's weights arrive: rlsync doctor",
+    "status": "tell how a training's workers are, or how it ended: rlsync status RUN",
+    "eval": "play episodes with the weights of a checkpoint: rlsync eval RUN",
+    "rerun": "make a run again from its schedule, and compare: rlsync rerun RUN",
+    "frame": "tell which version acted in one frame, on what, and how: rlsync frame RUN NUMBER",
+    "compare": "find the first version and leaf in which two runs differ: rlsync compare RUN RUN",
+    "export": "write a policy for other programs: rlsync export RUN policy.onnx",
+    "timeline": "draw who made which rollout with which version: rlsync timeline RUN",
+    "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
+    "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
+    "cp": "copy a shipped config out, to edit it: rlsync cp GROUP/NAME [FOLDER]",
+    "bench": "measure a publish on this machine: rlsync bench",
+}
+
+
+def usage() -> str:
+    verbs = "\n".join(f"  {verb:<9} {line}" for verb, line in VERBS.items())
+    return (
+        "rlsync: checked, versioned weight synchronisation for TorchRL\n\n"
+        f"usage: rlsync VERB [arguments]\n\n{verbs}\n\n"
+        "rlsync VERB --help says more. rlsync --version prints the version."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb with these arguments, by default this process's, and return the exit status. A process
+    that ran it for ``--json`` prints nothing more on its standard output, also when it exits.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
+    try:
+        with output_read():
+            status = _run(words)
+    except Unread as error:
+        return exit_status(error)  # nothing is printed any more
+    except RlsyncError as error:
+        print(error, file=sys.stderr)
+        status = exit_status(error)
+    except KeyboardInterrupt:
+        status = 130
+    if arguments is None and asks_json(words):
+        _silence_stdout()
+    return status
+
+
+def asks_json(words: Sequence[str]) -> bool:
+    """Whether a command line has ``--json``, which argparse lets people shorten."""
+    return any(len(word) > 2 and "--json".startswith(word) for word in words)
+
+
+#: The documents that verbs have printed; None: nobody waits for them.
+_documents: ContextVar[list[str] | None] = ContextVar("documents", default=None)
+
+
+def print_document(text: str) -> None:
+    """Print what ``--json`` asks for: alone on the standard output, whatever else is printed meanwhile."""
+    waiting = _documents.get()
+    if waiting is None:
+        print(text)
+    else:
+        waiting.append(text)
+
+
+@contextmanager
+def _document_alone() -> Iterator[None]:
+    """Inside, all that is printed goes to stderr, also from C and by processes that are started; afterwards
+    the document is printed.
+    """
+    documents: list[str] = []
+    token = _documents.set(documents)
+    stdout = sys.stdout
+    stdout.flush()
+    descriptor = os.dup(1)
+    _silence_stdout()
+    try:
+        yield
+    finally:
+        stdout.flush()  # of those that have kept it
+        ctypes.CDLL(None).fflush(None)  # C's own buffer
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+        sys.stdout = stdout
+        _documents.reset(token)
+    for text in documents:
+        print(text, flush=True)
+
+
+def _silence_stdout() -> None:
+    """Let what is printed from here on go to stderr."""
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else EXIT_USAGE
+    for word in words:
+        if plain := re.match("-?[\u2013\u2014\u2212]+-?", word):
+            bare = word[plain.end() :]
+            cure = f"write --{bare}" + f", or {bare} if it is a key" * ("=" in bare)
+            raise ConfigError(f"{word!r} begins with the dash of a text editor", "the command line", cure)
+    if words[0] == "--version":
+        print(f"rlsync {__version__}")
+        return 0
+    verb, *arguments = words
+    check_choice("verb", verb, VERBS, "rlsync VERB")
+    alone = _document_alone() if asks_json(arguments) else nullcontext()
+    with alone, told_of_a_user_without_a_name():
+        if verb == "train" and will_start_workers(arguments):
+            from rlsync.torchrl_plugin.forkserver import Forkserver
+
+            # It loads what workers need on another core, while this process loads what a learner needs.
+            Forkserver()
+        return int(importlib.import_module(f"rlsync.runs.cli.{verb}").main(arguments))
+
+
+def will_start_workers(words: Sequence[str]) -> bool:
+    """Whether a command line of ``rlsync train`` seems to be one that workers are forked for. If not, and in
+    vain, nothing is lost but time: the fork server begins later, or ends with this process.
+    """
+    other_ways = ("-", "hydra/launcher=", "cluster=", "recipe.agents=", "collector.num_workers=0")
+    return not any(word.startswith(other_ways) for word in words)
+
+
+def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:
+    """A verb with a usage of its own takes overrides, too, so its options cannot be abbreviated. Arguments of
+    the type ``Path`` become absolute here: an environment may change the working directory.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"rlsync {verb}",
+        usage=usage,
+        description=about,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=usage is None,
+    )
+    parser.register("type", Path, lambda word: Path(word).absolute())
+    return parser
+
+
+def _open_streams() -> None:
+    """Open the standard streams that were closed, so that no file of a run gets their descriptors; and let
+    both print any text.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    nowhere = Path(os.devnull)
+    sys.stdin = sys.stdin or nowhere.open()
+    sys.stdout = sys.stdout or nowhere.open("w")
+    sys.stderr = sys.stderr or nowhere.open("w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a locale may lack a letter that is printed
+            stream.reconfigure(errors="backslashreplace")

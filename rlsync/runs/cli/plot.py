@@ -1,0 +1,52 @@
+"""``rlsync plot``: one picture of one or several runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlsync.core.errors import ConfigError
+from rlsync.runs.cli.main import parser_of
+from rlsync.runs.cli.pictures import panels_for
+from rlsync.runs.life.run_folder import RunFolder
+from rlsync.runs.recipes.run_files import PLOT, agents_in
+
+_EXAMPLES = """examples:
+  rlsync plot runs/2026-11-20/18-00-00-000000
+  rlsync plot runs/A runs/B --out compare.png
+
+panels (a run may still be running; a panel without recorded values is left out):
+  return       mean of the newest training episodes; evaluations are drawn at the frame count at which
+               their version was published
+  policy lag   newest version minus the slowest worker's version, when a batch arrives: how old is what acts
+  staleness    how many versions old the steps were that the learner used: how old is what it learns from
+  publishes    how long each publish held the learner, and the bytes it copied
+
+exit status: 0 drawn, 1 the disk is full, 2 not a run folder, nothing to draw, a wrong file, or no matplotlib
+"""
+
+
+def main(arguments: list[str]) -> int:
+    about = "Draw return, policy lag, staleness and publishes of one run, or of several to compare."
+    parser = parser_of("plot", about, _EXAMPLES)
+    parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
+    given = parser.parse_args(arguments)
+    paths = [path for run in given.run for path in agents_in(run).values() or [run]]
+    runs = {label: RunFolder(path) for label, path in labels(paths).items()}
+    out = given.out or given.run[0] / PLOT
+    figure, notes = panels_for("rlsync plot", out).draw(runs)
+    figure.savefig(out)
+    for note in notes:
+        print(f"left out  {note}")
+    print(f"drawn     {out}")
+    return 0
+
+
+def labels(paths: list[Path]) -> dict[str, Path]:
+    """Short names for folders: their paths without the common beginning, such as ``a/0`` and ``b/0``."""
+    shared = os.path.commonpath([path.resolve().parent for path in paths])
+    found = {str(path.resolve().relative_to(shared)): path for path in paths}
+    if len(found) < len(paths):
+        raise ConfigError("a run is named twice", "rlsync plot", "name each folder once")
+    return found

@@ -1,0 +1,127 @@
+"""``rlsync train``: compose a config, build its recipe, train it, and show its progress in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from rlsync.core.errors import RlsyncError
+from rlsync.runs.config import command_line, own_hydra, trust
+from rlsync.runs.life.host import JobFailed, Lifeline, require_host, sweep_apart
+from rlsync.runs.life.job import Job, job_of, jobs_of, require_free_folder, words_for_hydra
+from rlsync.runs.life.output import EXIT_FAILED, exit_status
+from rlsync.runs.life.training import train_job
+from rlsync.runs.recipes.run_files import RESOLVED
+
+
+def main(arguments: list[str]) -> int:
+    """Check the command line, then let Hydra run one job or a sweep of them."""
+    line = command_line.read(arguments)
+    if line.flags.help:
+        print(help_text())
+    elif line.is_for_hydra:
+        if line.flags.experimental_rerun:  # the pickle that Hydra may leave in .hydra
+            pickled = Path(line.flags.experimental_rerun)
+            trust.check_file(pickled, pickled.absolute().parent.parent, line.trusted)
+        words = line.flags.overrides if line.errors else line.overrides  # these know where recipes lie
+        own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, []))
+    else:
+        return run_jobs(line, jobs_of(line))
+    return 0
+
+
+def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
+    """Let Hydra run these jobs, or print what the flags ask for. Returns the exit status."""
+    if line.flags.cfg is None:
+        for job in jobs:
+            require_host(job)
+    around = sweep_apart() if any(job.apart for job in jobs) else contextlib.nullcontext()
+    try:
+        with around as lifeline:
+            words = words_for_hydra(line, jobs)
+            own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, jobs, lifeline))
+    except JobFailed as error:
+        print(error, file=sys.stderr)
+        return error.status
+    return 0
+
+
+def help_text() -> str:
+    groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items())
+    return f"""usage: rlsync train [group=option | key=value ...]
+
+Trains a recipe in worker processes that adopt their weights from a board.
+Receipts, metrics, the checkpoint and the config go to runs/<date>/<time>.
+
+groups:
+{groups}
+
+examples:
+  rlsync train recipe=dqn seed=3       another recipe, another seed
+  rlsync train --cfg job               prints every key and its value
+  rlsync train -m seed=0,1,2           runs a sweep
+  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint, which is checked first
+  rlsync train --trust resume=RUN      the same, if it cannot be checked, or is somebody else's and names code
+  rlsync train --hydra-help            prints Hydra's own options
+  rlsync check ...                     lists all that is wrong with the same words, runs nothing
+
+exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config,
+130 after Ctrl-C, 141 if nobody reads the output any more, 128 and its number after another signal"""
+
+
+def run_job(line: command_line.CommandLine, jobs: list[Job], lifeline: Lifeline | None = None) -> None:
+    """One run in the folder that Hydra has made. Raises SystemExit unless the run ended well; in a sweep
+    JobFailed, after which the jobs that follow are run, unless a signal has ended this one.
+    """
+    about = HydraConfig.get()
+    words: Any = OmegaConf.to_container(about.overrides)  # as they were written, not yet interpolated
+    parent = None if lifeline is None else lifeline.held()
+    if parent is not None and parent.poll():
+        raise JobFailed(f"job {about.job.num} was not begun", "the sweep was stopped", "start it by itself")
+    try:
+        job = job_of(line, jobs, [*words["hydra"], *words["task"]])
+        job = job.placed(about.runtime.output_dir, line.config_dir)
+        require_host(job)
+        require_free_folder(job)  # which a key of Hydra's may have named
+        if about.output_subdir is not None:
+            # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
+            shown = Path(about.runtime.output_dir, about.output_subdir, RESOLVED)
+            OmegaConf.save(OmegaConf.structured(job.config), shown)
+        if job.agents:
+            from rlsync.runs.life.population import train_population
+
+            status = train_population(job, parent)
+        else:
+            status = train_job(job, parent)
+    except RlsyncError as error:
+        print(error, file=sys.stderr)
+        status = exit_status(error)
+    except (Exception, SystemExit):
+        if not line.sweeps:
+            raise
+        traceback.print_exc()
+        status = EXIT_FAILED
+    if not status:
+        return
+    stopped = status > 128  # by a signal, or because nobody reads the output
+    if line.sweeps and (lifeline is not None or not stopped):
+        raise job_failed(about.job.num, about.runtime.output_dir, status)
+    if line.sweeps:
+        print(f"the sweep ends with its job {about.job.num}: none after it is run", file=sys.stderr)
+    sys.exit(status)
+
+
+def job_failed(number: int, folder: str, status: int) -> JobFailed:
+    """What a launcher is told of a job of a sweep; its error was printed."""
+    if status > 128:
+        cure = f"resume={folder} run_dir={folder} goes on with it"
+        return JobFailed(f"job {number} of the sweep was stopped", folder, cure, status)
+    print(f"job {number} of the sweep failed; the others go on", file=sys.stderr, flush=True)
+    cure = "look at its error above, and whether others have failed; then start it by itself"
+    return JobFailed(f"job {number} of the sweep failed", folder, cure, status)

@@ -1,0 +1,327 @@
+"""Composes one job's config: options of groups, tuned settings, the run that is resumed, and keys on top."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlsync.core.errors import ConfigError, first_line
+from rlsync.runs.config import own_hydra, refusals, shipped, trust
+from rlsync.runs.config.command_line import CommandLine
+from rlsync.runs.config.refusals import SEE_ALL, key_of, parsed
+from rlsync.runs.config.shipped import ENV, RECIPE, TUNED, look_beside
+from rlsync.runs.recipes.checkpoints import checkpoint_at
+from rlsync.runs.recipes.env_settings import settings_with
+from rlsync.runs.recipes.registry import recipe_named
+from rlsync.runs.recipes.run_files import AGENTS, CHECKPOINT, RESOLVED
+from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig, RenderedConfig
+
+#: Keys that belong to one run alone: a run that resumes it has its own.
+OF_ONE_RUN = ("resume", "run_dir", "config_dir")
+
+#: The option that a config group has when a run is resumed: what the run before had. A user cannot choose it.
+BEFORE = "_resumed_run_"
+
+#: The key that tells which option of a group a config has. To choose that option again sets nothing.
+_TOLD_BY = {"env": "id", "collector": "lag", "cluster": "kind", "logger": "kind", "sync": "map"}
+
+Choices = Mapping[str, Any]  #: the option that was chosen in each config group
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    config: Config  # typed; its values are not checked against their bounds
+    choices: Choices
+    added: tuple[str, ...]  # what rlsync adds to the user's overrides, so that Hydra composes the same
+
+
+def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | None, list[ConfigError]]:
+    """What a job's overrides make, without those that name no key; None if Hydra refuses. And all errors."""
+    overrides = [parsed(word) for word in words]
+    hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
+    groups = own_hydra.group_names()
+    options = [o for o in overrides if key_of(o) in groups]
+    offered = partial(own_hydra.options, config_name=line.config_name, own=hydras)
+    errors: list[ConfigError] = []
+    decide = [*options, *(o for o in overrides if key_of(o) == "resume")]
+    used = [*hydras, *(str(o.input_line) for o in decide)]
+    try:
+        for o in options:
+            errors += refusals.of_option(o, offered(key_of(o)), line.unusable)
+        if errors:  # what the keys are is not known
+            return None, errors
+        config, choices = _composed(line, used)
+        resume = OmegaConf.select(config, "resume")
+        run = line.folder / str(resume)
+        before = None if resume is None else file_before(run)
+        if resume and before is None and checkpoint_at(run) is None:
+            errors.append(nothing_in(str(run)))  # and the keys of the run's recipe are not known
+        added = _added(line, overrides, config, choices, hydras, before)
+        if added:
+            used += added
+            config, choices = _composed(line, used)
+        known = list(refusals.keys_of(config))
+        keys = []
+        for override in overrides:
+            if override not in decide and not override.is_hydra_override():
+                wrong = list(refusals.of_key(override, known, groups))
+                errors += wrong
+                keys += [] if wrong else [override]
+        outer = {key_of(o) for o in keys if "." not in key_of(o)}
+        group = outer and not outer.isdisjoint(own_hydra.options("", line.config_name, hydras))
+        if group or any(o.is_add() or o.is_force_add() or o.is_delete() or o.package for o in keys):
+            # A folder of the user's makes a group of a key, or keys come and go.
+            config, choices = _composed(line, [*used, *(str(o.input_line) for o in keys)])
+        else:
+            own_hydra.set_keys(config, keys)
+        if line.sweeps and choices.get(own_hydra.SWEEPER) not in own_hydra.BASIC:
+            errors.append(refusals.of_sweeper(str(choices[own_hydra.SWEEPER])))
+        return Composition(_typed(config, line.folder), choices, tuple(added)), errors
+    except ConfigError as error:
+        return None, [*errors, error]
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        return None, [*errors, refusals.of_composition(error, words)]
+
+
+def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choices]:
+    """A config without Hydra's part, and the choices that made it."""
+    config = own_hydra.composed(line.config_name, words)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return config, choices
+
+
+def _typed(config: DictConfig, folder: Path) -> Config:
+    """The config as a dataclass, in which the run's own folders are absolute paths, seen from ``folder``."""
+    try:
+        for key in OF_ONE_RUN:
+            if (path := OmegaConf.select(config, key)) is not None:
+                config[key] = str(folder / str(path))
+        with own_hydra.stumbles():
+            typed = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        where = error.full_key or "the configuration"
+        raise ConfigError(first_line(error), where, SEE_ALL) from error
+    assert isinstance(typed, Config)
+    return typed
+
+
+def _added(
+    line: CommandLine,
+    overrides: list[Override],
+    base: DictConfig,
+    choices: Choices,
+    hydras: list[str],
+    file: Path | None,
+) -> list[str]:
+    """The overrides that bring in the run resumed, whose config is ``file``, or else what fits the env."""
+    if file is not None:
+        before = written(file, trusted=line.trusted, config_dir=line.config_dir)
+        replaced = {key_of(word) for word in overrides}
+        keys = [key for key in trust.CODE if replaced.isdisjoint((key, key.partition(".")[0]))]
+        trust.check_code(before, keys, file, line.trusted)
+        return _on_top_of(before, base, choices, overrides)
+    if TUNED not in choices or any(key_of(o) == TUNED for o in overrides):
+        return []  # the user's primary config is another one, or the user has chosen
+    tuned = own_hydra.options(TUNED, line.config_name, hydras)
+    ids = [str(o.value()) for o in overrides if key_of(o) == "env.id"]
+    fits = _fitting(choices, base.env, [base.env.id, *ids][-1], tuned, line.config_dir)
+    if fits == (choices[TUNED] if choices[TUNED] in tuned else None):
+        return []
+    return [f"~{TUNED}" if fits is None else f"{TUNED}={fits}"]
+
+
+def _fitting(
+    choices: Choices, env: DictConfig, env_id: str, options: Collection[str], own: Path | None
+) -> str | None:
+    """The tuned settings that fit, or None: named ``RECIPE_ENV`` where the id is that of the file
+    ``env/ENV``, else ``RECIPE_KIND`` by :attr:`EnvConfig.kind`. An environment and its picture have one id,
+    and are different tasks: files for pictures have names that begin with ``rendered``.
+    """
+    files = {file.name: file.path for file in shipped.groups(own).get(ENV, [])}
+
+    def id_of(name: str) -> str:
+        return str(OmegaConf.select(OmegaConf.load(files[name]), "id", default="")) if name in files else ""
+
+    recipe, chosen = choices.get(RECIPE), choices.get(ENV)
+    if chosen and f"{recipe}_{chosen}" in options and id_of(chosen) in ("", env_id):
+        return f"{recipe}_{chosen}"
+    settings = OmegaConf.get_type(env)
+    kind = settings.kind if isinstance(settings, type) and issubclass(settings, EnvConfig) else ""
+    for option in options:
+        name = option.removeprefix(f"{recipe}_")
+        alike = name.startswith(RenderedConfig.kind) == (kind == RenderedConfig.kind)
+        if name != option and env_id and alike and id_of(name) == env_id:
+            return option
+    general = f"{recipe}_{kind}"
+    return general if general in options else None
+
+
+def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
+    """Where the settings of a run come from, what it plays, who acts, and when it ends."""
+    recipe = config.recipe
+    files = {file.name: file for file in shipped.groups(own).get(TUNED, [])}
+    tuned = files.get(str(choices.get(TUNED)))
+    origin = f"{RECIPE}/{choices.get(RECIPE)}"
+    if config.resume is not None:
+        origin = f"those of the run that is resumed, recipe {recipe.variant()}"
+    elif tuned is None:
+        origin += f" alone: general settings, not tuned for {config.env.id}"
+    else:
+        about = tuned.description()
+        origin += f" with {tuned}" + (f" ({about})" if about else "")
+    goal, ends = recipe.goal(), f"after {recipe.total_frames:,} frames"
+    ends = f"{goal}, or {ends}" if goal else f"{ends}; no target return is set"
+    where = "" if config.cluster.here else " on each node"
+    workers = "none" if config.in_process else f"{config.workers_per_node}{where}"
+    return {
+        "settings": origin,
+        "plays": config.env.facts(),
+        "workers": f"{workers}; {config.lag_facts()}",
+        "ends": ends,
+    }
+
+
+def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: list[Override]) -> list[str]:
+    """The overrides with which Hydra composes on top of the run before: groups that the line does not name
+    get the option ``_resumed_run_``, and one more brings in what belongs to no group, and what can change.
+    """
+    had = own_hydra.writable(before)
+    chosen = {key_of(word): word for word in overrides if isinstance(word.value(), str)}
+    recipe: Any = OmegaConf.to_object(base.recipe) if RECIPE in chosen else before.recipe
+    if recipe.variant() != before.recipe.variant():
+        return []  # the check of the job refuses another recipe
+    if TUNED in chosen and base.recipe != had.recipe:
+        line = str(chosen[TUNED].input_line)
+        raise ConfigError(
+            "a resumed run takes its settings from the run before it, and a tuned config would replace them",
+            f"override {line}",
+            f"leave {line} out, and give the keys that you want to change",
+        )
+    for word in overrides:  # Hydra adds no key that is there already
+        if word.is_add() and (key := key_of(word)).startswith("env.kwargs."):
+            had.env.kwargs.pop(key.removeprefix("env.kwargs."), None)
+    last = {name: had[name] for name in had if name not in (*OF_ONE_RUN, RECIPE, *_TOLD_BY)}
+    last["config_dir"] = before.config_dir  # where its recipe lies; --config-dir may name another folder
+    words = []
+    for group in (RECIPE, *_TOLD_BY):
+        if group not in chosen:
+            own_hydra.store(group, BEFORE, had[group])
+            sign = "" if group in choices else "+"  # a primary config of the user's may lack the group
+            words.append(f"{sign}{group}={BEFORE}")
+        same = group not in chosen or group == RECIPE
+        if same or base[group][_TOLD_BY[group]] in ("", had[group][_TOLD_BY[group]]):
+            last[group] = had[group]  # once more: a recipe's file sets keys of other groups, too
+        else:
+            settings: Any = OmegaConf.get_type(had[group])  # the keys that no resumed run can change
+            kept = [spec.name for spec in fields(settings) if "kept" in spec.metadata]
+            last[group] = {name: had[group][name] for name in kept}
+    own_hydra.store(BEFORE, BEFORE, OmegaConf.create(last), package="_global_")
+    return [*words, f"+{BEFORE}={BEFORE}"]
+
+
+def nothing_in(folder: str) -> ConfigError:
+    """The error for a folder without a checkpoint, which a run cannot resume."""
+    said = "holds no checkpoint" if Path(folder).is_dir() else "does not exist"
+    cure = f"give a run folder that has a {CHECKPOINT}/ in it, or the checkpoint folder itself"
+    return ConfigError(f"cannot resume: {folder!r} {said}", f"resume={folder}", cure)
+
+
+def file_before(folder: Path) -> Path | None:
+    """The config beside the checkpoint in a folder, or of the population there; None if there is none."""
+    checkpoint = checkpoint_at(folder)
+    file = None if checkpoint is None else checkpoint.parent / RESOLVED
+    if (folder / AGENTS).is_dir():
+        file = folder / RESOLVED
+    return file if file is not None and file.is_file() else None
+
+
+def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None) -> Config:
+    """The config in a run's ``config.yaml``; keys newer than the run get their defaults, and bounds are not
+    checked. What an earlier rlsync called the kind of its collector is a lag now; ConfigError where a run
+    cannot go on as it was. A recipe that lies beside a folder of the user's is imported from there: if this
+    user did not start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
+    """
+    found = trust.config_in(file)
+    try:
+        own, at = (OmegaConf.select(found, key) for key in ("config_dir", "recipe._recipe_"))
+        if not isinstance(name := OmegaConf.select(found, "recipe.name"), str):
+            raise trust.unreadable("it names no recipe, so it was cut or changed", file)
+        named_here = config_dir is not None and (name, at) in own_hydra.named_in(config_dir).values()
+        if at is not None and not named_here:
+            if not trusted and not trust.is_mine(file.parent):
+                trust.refuse(f"its recipe is the code of {at}", file)
+            if own is not None:
+                look_beside(Path(own))
+        settings = recipe_named(name, f"{file}, recipe.name", at).settings()
+        of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
+        known = own_hydra.writable(Config(env=of_its_kind, recipe=settings))
+        model, now = (OmegaConf.select(each, "recipe.model", default={}) for each in (found, known))
+        if isinstance(model, DictConfig) and "bfloat16" not in now and model.pop("bfloat16", False):
+            found.recipe.update_dtype = BFLOAT16  # its key before
+        _take_lag_for_kind(found, file)
+        _require_map_of_now(found, file)
+        _leave_out_what_has_gone(found, known)
+        config = OmegaConf.to_object(OmegaConf.merge(known, found))
+    except (OmegaConfBaseException, OSError) as error:
+        raise trust.unreadable(first_line(error), file) from error
+    assert isinstance(config, Config)
+    return config
+
+
+#: What the kinds of collectors of earlier runs are now.
+_KINDS: Mapping[str, Mapping[str, int | None]] = {
+    "sync": {"lag": 0},
+    "async": {"lag": None},
+    "in_process": {"lag": 0, "num_workers": 0},
+}
+
+
+def _take_lag_for_kind(found: Any, file: Path) -> None:
+    """Say in keys of now what an earlier rlsync said by ``collector.kind`` and ``collector.transport``."""
+    collector = OmegaConf.select(found, "collector")
+    if not isinstance(collector, DictConfig):
+        return
+    kind, transport = collector.get("kind"), collector.get("transport")
+    if transport not in (None, "board"):
+        what = f"workers of a recipe get their weights from a board, and no more by {transport}"
+        cure = "start anew, without collector.transport; collectors of your own take any WeightSyncScheme"
+        raise ConfigError(what, f"{file}, collector.transport", cure)
+    collector.pop("transport", None)
+    if kind not in _KINDS:  # there is none, or a value that is refused as an unknown key
+        return
+    del collector["kind"]
+    keys = dict(_KINDS[kind])
+    if kind == "async" and "lag" in collector:  # impala had one before
+        del keys["lag"]
+    collector.update(keys)
+
+
+def _require_map_of_now(found: Any, file: Path) -> None:
+    """Refuse the sync map of an earlier td3, whose workers had a module with the noise around the actor."""
+    routes = OmegaConf.select(found, "sync.map", default=[])
+    destinations = [str(OmegaConf.select(route, "destination")) for route in routes]
+    if OmegaConf.select(found, "recipe.name") == "td3" and "policy.module[0]" in destinations:
+        what = "the workers of td3 have the actor as 'policy' now, and no more as 'policy.module[0]'"
+        cure = "start anew: a run of an earlier rlsync cannot go on; or let the rlsync that wrote it do so"
+        raise ConfigError(what, f"{file}, sync.map", cure)
+
+
+def _leave_out_what_has_gone(found: Any, known: Any) -> None:
+    if not isinstance(found, DictConfig) or not isinstance(known, DictConfig):
+        return
+    for key in list(found):
+        if key in known:
+            _leave_out_what_has_gone(found[key], known[key])
+        elif found[key] is None and is_dataclass(OmegaConf.get_type(known)):
+            del found[key]

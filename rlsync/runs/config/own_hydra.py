@@ -1,0 +1,277 @@
+"""rlsync's use of Hydra, as far as Hydra documents it: types and folders, keys, and jobs to hand over."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, lru_cache, wraps
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException, HydraException
+from hydra.initialize import get_gh_backup, restore_gh_from_backup
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.runs.config import refusals
+from rlsync.runs.config.shipped import config_dir, look_beside
+from rlsync.runs.recipes import registry, settings
+
+CONFIG_NAME = "train"
+
+SCHEMA = "schema"  #: config group in which the types are kept; not a choice for users
+
+#: The types of a run's parts besides the recipe, by the names of their schemas.
+PARTS = {
+    "env": settings.EnvConfig,
+    "atari": settings.AtariConfig,
+    "rendered": settings.RenderedConfig,
+    "collector": settings.CollectorConfig,
+    "cluster": settings.ClusterConfig,
+    "sync": settings.SyncConfig,
+    "logger": settings.LoggerConfig,
+}
+
+#: The key that says where a recipe lies, as ``module:OBJECT``; beside ``name``, in the recipe's YAML.
+KEY = "_recipe_"
+
+#: Hydra's own groups: who runs the jobs of a sweep, and who decides which jobs there are.
+LAUNCHER = "hydra/launcher"
+SWEEPER = "hydra/sweeper"
+
+#: The options of theirs that are Hydra's own: one job after the other in this process, and every combination.
+BASIC = (None, "basic")
+
+_VERSION = "1.3"
+_PACKAGE = "pkg://"
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+
+#: What of Hydra's ConfigStore is Hydra's own, with its plugins.
+_HYDRAS = ("hydra", "_dummy_empty_config_.yaml")
+
+
+class _Nodes(dict[str, Any]):
+    """rlsync's part of the ConfigStore. Hydra copies it nine times a composition and changes no copy."""
+
+    def __deepcopy__(self, memo: object) -> _Nodes:
+        return self  # which saves a quarter of the time
+
+
+_nodes = _Nodes()  #: what Hydra knows
+
+
+def register(own: Path | None = None) -> dict[str, ConfigError]:
+    """Put the settings of runs and recipes, also of ``own``, under ``schema/``; returns errors by file."""
+    wanted: dict[str, tuple[str, str | None]] = {name: (name, None) for name in registry.names()}
+    if own is not None:
+        look_beside(own)
+        wanted |= named_in(own)
+    found, failed = {}, {}
+    for file, (name, at) in wanted.items():
+        try:
+            kind: type = registry.recipe_named(name, at=at).settings
+            _of_type(kind)
+            found[name] = kind
+        except ConfigError as error:
+            failed[file] = error
+        except OmegaConfBaseException as error:
+            where = f"recipe {name!r}, {kind.__module__}.{kind.__qualname__}, key {error.full_key}"
+            cure = "give each key a type that Hydra knows and a default of that type"
+            failed[file] = ConfigError(f"settings that Hydra does not take: {first_line(error)}", where, cure)
+    stored = _stored(tuple(found.items()))
+    _nodes.clear()  # also of what a resumed run brought in
+    _nodes.update(_copied(stored))
+    return failed
+
+
+@lru_cache(maxsize=1)
+def _stored(recipes: tuple[tuple[str, type], ...]) -> dict[str, Any]:
+    """What the settings of runs and of these recipes are in the ConfigStore."""
+    _nodes.clear()
+    # The base class of the recipes, so that any of them may take its place.
+    store(SCHEMA, "config", settings.Config(recipe=settings.RecipeConfig()), package="_global_")
+    for name, node in PARTS.items():
+        store(SCHEMA, name, node)
+    for name, of_recipe in recipes:
+        store(f"{SCHEMA}/recipe", name, of_recipe)
+    return _copied(_nodes)
+
+
+def _copied(nodes: dict[str, Any]) -> dict[str, Any]:
+    """The same nodes in groups that may be changed."""
+    return {name: _copied(node) if isinstance(node, dict) else node for name, node in nodes.items()}
+
+
+def named_in(folder: Path) -> dict[str, tuple[str, str]]:
+    """The recipes that the YAML files in ``folder/recipe`` name by ``_recipe_``: file -> (name, place)."""
+    recipes = {}
+    for file in sorted((folder / "recipe").glob("*.yaml")):
+        content = OmegaConf.load(file)
+        if not isinstance(content, DictConfig):
+            continue
+        # With the header "@package _global_" the keys stand under "recipe"; without it they do not.
+        for prefix in ("recipe.", ""):
+            at = OmegaConf.select(content, prefix + KEY)
+            if isinstance(at, str):
+                recipes[file.stem] = (str(OmegaConf.select(content, prefix + "name") or file.stem), at)
+    return recipes
+
+
+def store(group: str, name: str, node: Any, package: str | None = None) -> None:
+    """Make settings an option of a group, of which Hydra knows from now on inside :func:`alone`."""
+    with alone():
+        made = _of_type(node) if isinstance(node, type) else writable(node)
+        ConfigStore.instance().store(name, made, group=group, package=package, provider="rlsync")
+
+
+def writable(settings: Any) -> DictConfig:
+    """A structured config whose keys may be overridden, also those of frozen dataclasses."""
+    node = OmegaConf.structured(settings)
+    _unlock(node)
+    assert isinstance(node, DictConfig)
+    return node
+
+
+_of_type = cache(writable)  # for the ConfigStore alone, which gives copies away
+
+
+def _unlock(node: Container) -> None:
+    if OmegaConf.is_readonly(node):
+        OmegaConf.set_readonly(node, None)
+    for key in node if isinstance(node, DictConfig) else range(len(node)):  # type: ignore[arg-type]
+        if not OmegaConf.is_missing(node, key) and isinstance(below := node[key], Container):
+            _unlock(below)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, Hydra knows rlsync's configs and its own alone: it would merge TorchRL's of the same name."""
+    everybodys = ConfigStore.instance()
+    everything = everybodys.repo
+    if everything is not _nodes:
+        _nodes.update({name: everything[name] for name in _HYDRAS if name in everything})
+    everybodys.repo = _nodes
+    try:
+        yield
+    finally:
+        everybodys.repo = everything
+
+
+@contextmanager
+def _in_place() -> Iterator[None]:
+    """Afterwards the working directory is what it was before, if an environment has changed it inside."""
+    before = Path.cwd()
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """While entered, Hydra is not initialised, although a program that calls rlsync may use Hydra itself."""
+    outside = get_gh_backup()
+    GlobalHydra.instance().clear()
+    try:
+        with alone(), _in_place():
+            yield
+    except Exception as error:
+        refusals.raise_interrupt(error)
+        raise
+    finally:
+        restore_gh_from_backup(outside)
+
+
+@contextmanager
+def initialised(config_path: str | None = None) -> Iterator[None]:
+    """While entered, configs can be composed; ``pkg://PACKAGE`` too may be the path of the primary config."""
+    with ExitStack() as stack:
+        stack.enter_context(_apart())
+        if config_path is not None and config_path.startswith(_PACKAGE):
+            module = config_path.removeprefix(_PACKAGE).replace("/", ".")
+            stack.enter_context(initialize_config_module(module, CONFIG_NAME, _VERSION))
+        else:
+            folder = str(Path(config_path or config_dir()).resolve())
+            stack.enter_context(initialize_config_dir(folder, CONFIG_NAME, _VERSION))
+        yield
+
+
+def group_names() -> list[str]:
+    return sorted(folder.name for folder in config_dir().iterdir() if folder.is_dir())
+
+
+def options(group: str, config_name: str, own: Sequence[str]) -> list[str]:
+    """What a group offers, or ``""``, all groups: in folders on the search path that ``own`` sets, too."""
+    loader = GlobalHydra.instance().config_loader()
+    kind = ObjectType.CONFIG if group else ObjectType.GROUP
+    return loader.get_group_options(group, kind, config_name, list(own))
+
+
+@contextmanager
+def stumbles(over: str = "this") -> Iterator[None]:
+    """Around what Hydra and OmegaConf do by themselves: they check some words by assertions, and stumble over
+    others. Then, too, HydraException is raised.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        raise
+    except Exception as error:
+        what = f"Hydra cannot compose {over}: {type(error).__name__}: {first_line(error)}"
+        raise HydraException(what) from error
+
+
+def composed(config_name: str, words: Sequence[str]) -> DictConfig:
+    """What Hydra composes of these overrides, with Hydra's own part."""
+    with stumbles():
+        return compose(config_name, list(words), return_hydra_config=True)
+
+
+def set_keys(config: DictConfig, overrides: list[Override]) -> None:
+    """Set keys that a composed config has, as Hydra does after it has composed."""
+    for override in overrides:
+        try:
+            with stumbles(str(override.input_line)):
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException as error:
+            raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
+
+
+def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+    """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
+    begun: list[DictConfig] = []
+
+    @wraps(task)  # Hydra names jobs by its module
+    def noted(config: DictConfig) -> None:
+        begun.append(config)
+        with _in_place():  # Hydra takes the folder of a sweep's next job from the working directory
+            task(config)
+
+    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(noted)
+    words_before = sys.argv
+    shown_before = os.environ.get(_FULL_ERROR)
+    sys.argv = ["rlsync train", *flags, *words]
+    os.environ[_FULL_ERROR] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
+    try:
+        with _apart():
+            app()
+    except Exception as error:
+        if begun or isinstance(error, RlsyncError | OSError):
+            raise
+        raise refusals.of_composition(error, words) from error
+    finally:
+        sys.argv = words_before
+        del os.environ[_FULL_ERROR]
+        if shown_before is not None:
+            os.environ[_FULL_ERROR] = shown_before

@@ -1,0 +1,214 @@
+"""What is wrong with the overrides of a job, in three lines each, with the nearest name that there is."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
+
+from rlsync.core.errors import ConfigError, causes, first_line
+from rlsync.core.path import did_you_mean
+from rlsync.runs.config.shipped import ENV, RECIPE
+from rlsync.runs.recipes import registry
+from rlsync.runs.recipes.run_files import ENDED, EVALUATIONS, STATISTICS
+
+SEE_ALL = "rlsync train --cfg job prints all keys"
+
+#: The arguments of gymnasium.make and of TorchRL's loggers stand here, and a cluster's resources. No schema
+#: knows their names.
+FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
+
+#: What a group does not offer is given by a key.
+_BY_KEY = {ENV: "an environment by its id write env.id", "logger": "a logger of a package write logger.kind"}
+
+_LAGS = (
+    "give collector.lag=0, with which workers wait for each update (sync), collector.lag=null, with which "
+    "nobody waits (async), or collector.num_workers=0, with which the learner's own process acts (in_process)"
+)
+
+#: What a habit types that rlsync has no longer, a key or a choice; and what to give in its place.
+GONE = {
+    "collector.kind": _LAGS,
+    "collector=sync": "give collector.lag=0: workers wait for each update",
+    "collector=async": "give collector.lag=null: workers act with whatever is the newest, and nobody waits",
+    "collector=in_process": "give collector.num_workers=0: the learner's own process acts",
+    "collector.transport": "leave it out: workers of recipes read a board; in a program of yours, "
+    "rlsync.BoardScheme(transport=NAME) takes the transport of an installed package",
+    "sync=actor_behind_noise": "give sync=actor: workers of td3 add the noise themselves",
+}
+
+_A_MAP = (
+    "an entry of the sync map goes by its number, sync.map.0.source=PATH; or give all, quoted for the shell: "
+    "'sync.map=[{destination:policy,source:PATH}]'"
+)
+
+_IN_FILE = re.compile(r"In '(?P<file>[^']+)': ")
+
+
+def parsed(line: str) -> Override:
+    """One override, read like Hydra reads it; only where Hydra is initialised."""
+    try:
+        override = OverridesParser.create().parse_override(line)
+    except HydraException as error:
+        cure = "write key=value; quote what the shell or Hydra would split: 'key=\"a, b\"'"
+        if "[" in line.partition("=")[0]:
+            cure = "write key=value; an entry of a list goes by its number: sync.map.0.source=..."
+        what = f"cannot read an override: {first_line(error) if '=' in line else 'it has no ='}"
+        raise ConfigError(what, f"override {line}", cure) from error
+    override.config_loader = GlobalHydra.instance().config_loader()  # for glob()
+    return override
+
+
+def key_of(override: Override) -> str:
+    return str(override.key_or_group)
+
+
+def of_option(override: Override, offers: list[str], bad: Mapping[str, ConfigError]) -> Iterator[ConfigError]:
+    """What is wrong with an override that chooses an option, or a ``bad`` recipe; Hydra ignores some."""
+    group, option, line = key_of(override), str(override.value()), str(override.input_line)
+    if override.is_delete():
+        if group == RECIPE:
+            yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
+    elif group == RECIPE and option in bad:
+        yield bad[option]
+    elif group == RECIPE and option not in offers and (point := registry.installed().get(option)):
+        module = point.module.partition(".")[0]
+        cure = f"add it beside {module}/__init__.py, where the package ships it too"
+        where = f"the entry point {option} = {point.value}"
+        yield ConfigError(f"the recipe has no file {module}/configs/recipe/{option}.yaml", where, cure)
+    elif option not in offers:
+        by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
+        cure = f"{did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
+        cure = GONE.get(f"{group}={option}", cure)
+        yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
+    elif override.is_add():
+        yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")
+
+
+def of_key(override: Override, known: list[str], groups: Collection[str]) -> Iterator[ConfigError]:
+    """What is wrong with the key that an override names, where ``known`` are all keys that there are."""
+    key, line = key_of(override), str(override.input_line)
+    adds = override.is_add() or override.is_force_add()
+    where = f"override {line}"
+    below_free = key.startswith(tuple(f"{above}." for above in FREE_FORM))
+    if below_free or (key in FREE_FORM and override.value()):
+        if not adds and (key in FREE_FORM or key not in known):
+            what = f"{key} is empty" if key in FREE_FORM else f"unknown key {key!r}"
+            near = did_you_mean(nearest(key, known))
+            yield ConfigError(what, where, f"{near}an argument that is new here is added: write +{line}")
+    elif above := _list_above(key, known):
+        yield ConfigError(f"unknown key {key!r}", where, _all_entries(f"{above}.0"))
+    elif key not in known:
+        near = did_you_mean(nearest(key, [*known, *groups]))
+        yield ConfigError(f"unknown key {key!r}", where, GONE.get(key) or near + _beside(key, known))
+    elif override.is_delete():
+        cure = _all_entries(key) if key.rpartition(".")[2].isdigit() else f"give it a value; {SEE_ALL}"
+        yield ConfigError(f"{key} cannot be left out", where, cure)
+
+
+def of_sweeper(sweeper: str) -> ConfigError:
+    """What is wrong with a sweeper that is not Hydra's own."""
+    what = f"the sweeper {sweeper!r} may choose jobs by what others have returned, and a run returns nothing"
+    cure = (
+        "leave it out: key=a,b tries each value; or let a program of yours start a process for each run, and "
+    )
+    cure += f"read what the run leaves in its folder ({EVALUATIONS}, {STATISTICS}, {ENDED})"
+    return ConfigError(what, f"hydra/sweeper={sweeper}", cure)
+
+
+def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
+    """What Hydra refused. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
+    raise_interrupt(error)
+    if isinstance(error, YAMLError):
+        mark = getattr(error, "problem_mark", None)
+        where = "a YAML file of the configuration" if mark is None else f"{mark.name}, line {mark.line + 1}"
+        what = f"cannot read a YAML file: {getattr(error, 'problem', None) or first_line(error)}"
+        return ConfigError(what, where, "correct it; YAML is indented by spaces")
+    inner: Any = error.__cause__ or error.__context__
+    if not isinstance(inner, OmegaConfBaseException):
+        inner = error
+    what, cure = first_line(inner), SEE_ALL
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        what = f"Hydra stopped with {type(error).__name__}: {first_line(error)}".removesuffix(": ")
+    if kind := re.search("could not be converted to (Integer|Float)", what):
+        cure = f"give a {'whole number' if kind[1] == 'Integer' else 'number'}; {SEE_ALL}"
+    if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
+        names = [spec.name for spec in fields(inner.object_type)]
+        cure = f"{did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
+        cure = GONE.get(str(inner.full_key), cure)
+    if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).replace("/", "=") in GONE:
+        cure = GONE[str(error.missing_cfg_file).replace("/", "=")]
+    if in_file := _IN_FILE.search(str(error)):
+        return ConfigError(what, f"{in_file['file']}.yaml", cure)
+    guilty = max((line for line in words if line in str(error)), key=len, default="")
+    key, _, value = guilty.lstrip("+~").partition("=")
+    if "ListConfig" in what:
+        cure = _A_MAP if key.startswith("sync.map") else f"a list is written in brackets: {key}=[{value}]"
+    where = f"override {guilty}" if guilty else " ".join(["the configuration with", *words])
+    return ConfigError(what, where, cure)
+
+
+def raise_interrupt(error: Exception) -> None:
+    """Raise a KeyboardInterrupt if one came before the error: Hydra and OmegaConf stumble over it."""
+    if any(isinstance(each, KeyboardInterrupt) for each in causes(error)):
+        raise KeyboardInterrupt from error
+
+
+def _all_entries(key: str) -> str:
+    if key.startswith("sync.map."):
+        return _A_MAP
+    above = key.rpartition(".")[0]
+    return f"a list keeps its length; to have more or fewer entries give them all: {above}=[..., ...]"
+
+
+def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
+    """Every key under ``node``, dotted; an entry of a list by its number, as in ``map.0.source``."""
+    for name in list(node) if isinstance(node, DictConfig) else range(len(node)):
+        key = f"{prefix}{name}"
+        yield key
+        if not OmegaConf.is_missing(node, name) and isinstance(below := node[name], DictConfig | ListConfig):
+            yield from keys_of(below, key + ".")
+
+
+def nearest(wanted: str, offered: Iterable[str]) -> str:
+    """The offered dotted name whose last part is closest, or nothing; other parents count less."""
+    parent, _, last = wanted.rpartition(".")
+
+    def closeness(name: str) -> float:
+        other, _, end = name.rpartition(".")
+        ratio = difflib.SequenceMatcher(None, last, end).ratio()
+        needed = 0.6 if parent in ("", other) else 0.85
+        return ratio + (parent == other) / 10 if ratio >= needed else 0.0
+
+    best = max(offered, key=closeness, default="")
+    return best if best and closeness(best) else ""
+
+
+def _beside(key: str, known: Collection[str]) -> str:
+    """The keys beside an unknown key, as text: ``when has: every, unit``."""
+    parent = key.rpartition(".")[0]
+    if key.startswith("sync.map."):
+        return _A_MAP
+    split = (name.rpartition(".") for name in sorted(known))
+    names = [last for other, _, last in split if parent and other == parent]
+    return f"{parent} has: {', '.join(names)}" if names else SEE_ALL
+
+
+def _list_above(key: str, known: Collection[str]) -> str:
+    """The list of which a key names an entry beyond its end, ``map.1.source`` of one entry; or nothing."""
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        above = ".".join(parts[:depth])
+        if part.isdigit() and f"{above}.0" in known and f"{above}.{part}" not in known:
+            return above
+    return ""

@@ -1,0 +1,63 @@
+"""The configs that rlsync ships, by group and name, and what each says of itself."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import rlsync
+from rlsync.core.errors import ConfigError
+from rlsync.runs.recipes.registry import installed_config_folders
+
+RECIPE, ENV, TUNED, CLUSTER = "recipe", "env", "tuned", "cluster"
+
+
+def config_dir() -> Path:
+    """The folder of the YAML files: in the installed package, else in the checkout."""
+    package = Path(rlsync.__file__).resolve().parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    cure = "reinstall rlsync, or run from a complete checkout"
+    raise ConfigError("the config files are missing", str(package / "configs"), cure)
+
+
+def look_beside(folder: Path) -> None:
+    """Put the parent of a config folder on ``sys.path``, as Python does for a script. Workers inherit it."""
+    parent = str(folder.resolve().parent)
+    if parent not in sys.path:
+        sys.path.insert(0, parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """One file: an option of one config group, for example ``recipe/ppo``."""
+
+    group: str
+    name: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.group}/{self.name}"
+
+    def description(self) -> str:
+        """The first sentence of the file's first comment."""
+        words: list[str] = []
+        for line in self.path.read_text().splitlines():
+            comment = line.removeprefix("#").strip()
+            if comment.startswith("@package"):
+                continue
+            if not line.startswith("#") or not comment:
+                break
+            words.append(comment)
+        return " ".join(words).partition(". ")[0].rstrip(".:")
+
+
+def groups(own: Path | None = None) -> dict[str, list[Shipped]]:
+    """Every group with its options, also of installed recipes and of ``own``: recipes first, then by name."""
+    found: dict[str, list[Shipped]] = {}
+    folders = [config_dir(), *installed_config_folders(), *([own] if own else [])]
+    for path in [path for folder in folders for path in sorted(folder.glob("*/*.yaml"))]:
+        found.setdefault(path.parent.name, []).append(Shipped(path.parent.name, path.stem, path))
+    return dict(sorted(found.items(), key=lambda item: (item[0] != RECIPE, item[0])))

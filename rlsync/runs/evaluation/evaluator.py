@@ -1,0 +1,265 @@
+"""The Trainer hook that runs an evaluating process, logs its results, and ends a run by them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import Pipe
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync.core.errors import AdoptionTimeout, PublishError, WorkerLost
+from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.player import without_memory
+from rlsync.runs.actors.rollout_collector import RolloutCollector
+from rlsync.runs.evaluation.process import (
+    DONE,
+    PLAYS,
+    Evaluated,
+    EvaluationJob,
+    Words,
+    read_evaluations,
+    run_evaluator,
+)
+from rlsync.sync.families import end_group, start_process
+from rlsync.sync.processes import LOOK_EVERY_S, Silence, ending, has_ended
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat import trainers
+from rlsync.transport.board.format import EVALUATOR, BoardWatch
+from rlsync.transport.board.reader import BoardHandle
+from rlsync.transport.contract import ReaderStatus
+
+_log = logging.getLogger(__name__)
+
+_LEAVE_WITHIN_S = 5.0
+
+_TELL_AFTER_S, _TELL_EVERY_S = 2.0, 30.0  #: when a wait at the end of a run says what it waits for
+
+_LOOK_EVERY_S = 1.0  #: whether the process gives signs of life
+
+_LEAVE_OUT = "train without evaluations (recipe.evaluation.every_frames=0)"
+
+
+class Evaluator(TrainerHookBase):
+    """Starts a process that evaluates one version at a time; logs ``eval/version`` and ``eval/return``.
+
+    With a ``target`` the run ends by what the process finds, so it also ends by an error if the process does:
+    WorkerLost if it dies, AdoptionTimeout if it gives no sign of life for ``silent_timeout_s`` seconds.
+    Without one the run goes on, and :attr:`failure` says it. The constructor waits until the process has made
+    its first step, and raises the same errors.
+    """
+
+    def __init__(
+        self,
+        job: EvaluationJob,
+        start_method: str = "forkserver",
+        *,
+        start_timeout_s: float = 300.0,
+        silent_timeout_s: float | None = 300.0,
+    ) -> None:
+        blank = replace(job, player=without_memory(job.player))
+        self._file = job.file
+        self._read_bytes = self._logged = 0
+        self._evaluations: list[Evaluated] = []
+        #: Called, with the reason, when a version's mean greedy return reaches the target, if any.
+        self.stop: Callable[[str], object] = lambda why: None
+        self.target: float | None = None
+        #: Why there are no evaluations any more, though the run goes on, or went on; empty: there are.
+        self.failure = ""
+        self.evaluations()  # an unreadable file is refused before anything runs
+        self._env = job.env.id if isinstance(job.env, GymnasiumEnvs) else str(job.env)
+        self._silence = Silence(silent_timeout_s)
+        self._board = BoardWatch(*job.board.open())
+        self._look_at = 0.0
+        self._over = False
+        self._trainer: Trainer | None = None
+        self._heard: list[Words] = []
+        self._pipe, theirs = Pipe()
+        self._process = start_process(start_method, run_evaluator, (blank, theirs), "rlsync evaluator")
+        theirs.close()
+        self._await_start(start_timeout_s)
+
+    def register(self, trainer: Trainer, name: str = "evaluator") -> None:
+        self._trainer = trainer
+        trainer.register_op("post_steps_log", self)
+        trainer.register_op("shutdown", self._end)
+
+    def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
+        assert self._trainer is not None, "it was registered"
+        logged = self._look_at_results()
+        self._look_at_process(self._trainer)
+        return logged
+
+    def evaluations(self) -> list[Evaluated]:
+        """Oldest first."""
+        size = self._file.stat().st_size if self._file.exists() else 0
+        if size != self._read_bytes:  # else nothing was written since
+            self._read_bytes, self._evaluations = size, read_evaluations(self._file)
+        return list(self._evaluations)
+
+    def close(self) -> None:
+        """End the process. A second call does nothing."""
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(_LEAVE_WITHIN_S)
+        end_group(self._process)
+        self._process.join()
+
+    def _await_start(self, within_s: float) -> None:
+        doing = "starting the evaluator"
+        until = time.monotonic() + within_s
+        try:
+            while PLAYS not in self._hear(LOOK_EVERY_S):
+                # Asked once more after the exit is known: its last words may have arrived in between.
+                if self._process.exitcode is not None and PLAYS not in self._hear():
+                    raise self._lost(doing)
+                if time.monotonic() >= until:
+                    if has_ended(self._process, dying=self._last_words() is not None):
+                        raise self._lost(doing)
+                    pid = self._process.pid
+                    where = f"{doing} in {self._env}"
+                    what = f"the evaluator (pid {pid}) has not made its first step after {within_s:g} s"
+                    cure = (
+                        f"look where it hangs (py-spy dump --pid {pid}), give a longer start_timeout_s, or "
+                    )
+                    raise AdoptionTimeout(what, where, cure + _LEAVE_OUT)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hear(self, within_s: float = 0.0) -> list[Words]:
+        """All that the process has told so far. Waits so long for something new."""
+        try:
+            while self._pipe.poll(within_s):
+                self._heard.append(self._pipe.recv())
+                within_s = 0.0
+        except (EOFError, OSError):  # it ends
+            self._process.join(within_s)
+        return self._heard
+
+    def _look_at_results(self) -> dict[str, Any] | None:
+        evaluations = self.evaluations()
+        new, self._logged = evaluations[self._logged :], len(evaluations)
+        if not new:
+            return None
+        for result in new:
+            if self.target is not None and result.return_mean >= self.target:
+                reached = f"greedy return {result.return_mean:.0f} of version {result.version}"
+                self.stop(f"{reached} reached {self.target:g}")
+        return {"eval/version": new[-1].version, "eval/return": new[-1].return_mean}
+
+    def _look_at_process(self, trainer: Trainer) -> None:
+        """If the process has ended, or gives no sign of life, raise an error where the run's end depends on
+        it, else note it.
+        """
+        if self._over:
+            return
+        error: PublishError | None = None
+        if self._process.exitcode is None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + min(_LOOK_EVERY_S, self._silence.timeout_s / 4)
+            error = self._silent()
+        # Asked after its silence: one that dies gives no sign of life either.
+        if self._process.exitcode is not None:
+            error = self._lost("evaluating")
+        if error is None or DONE in self._hear():
+            return
+        self._over = True
+        end_group(self._process)
+        if self.target is not None and not trainers.asked_to_stop(trainer):
+            error.where += f"; it judges recipe.target_return={self.target:g}"
+            raise error
+        evaluated = self.evaluations()
+        after = f"after version {evaluated[-1].version}" if evaluated else "at all"
+        self.failure = f"no evaluation {after}: {error.what}"
+        _log.error("%s\n  where  %s\n  cure   %s", self.failure, error.where, error.cure)
+
+    def _status(self) -> ReaderStatus | None:
+        """What the board knows of the process; None: it has left."""
+        return next((each for each in self._board.status() if each.reader == EVALUATOR), None)
+
+    def _silent(self) -> AdoptionTimeout | None:
+        status = self._status()
+        if status is None or not self._silence.look({EVALUATOR: status.heartbeat_age_s}):
+            return None
+        if has_ended(self._process, dying=not status.alive or self._last_words() is not None):
+            return None
+        what = f"the evaluator (pid {status.pid}, {status.state}) has not made a step "
+        what += f"for {self._silence.timeout_s:g} s, with version {status.adopted_version}"
+        if (words := self._last_words()) is not None:
+            what += f", nor ended since it failed: {words.what}"
+        cure = (
+            f"find out what stopped it, or where it hangs (py-spy dump --pid {status.pid}); if a step takes "
+            f"that long, give a longer collector.silent_timeout_s; or {_LEAVE_OUT}"
+        )
+        return AdoptionTimeout(what, f"evaluating in {self._env}", cure)
+
+    def _lost(self, doing: str) -> WorkerLost:
+        """The error of a process that has ended: how, and why in its own words."""
+        code = self._process.exitcode
+        assert code is not None, "it has ended"
+        what = f"the evaluator (pid {self._process.pid}) {ending(code)}"
+        where = f"{doing} in {self._env}"
+        cure = f"look who ended it (out of memory?), or {_LEAVE_OUT}"
+        if (last := self._last_words()) is not None:
+            what = f"{what}: {last.what}"
+            where = f"{where}; {last.where}" if last.where else where
+            cure = last.cure or f"look at its traceback above, or {_LEAVE_OUT}"
+        return WorkerLost(what, where, cure)
+
+    def _last_words(self) -> Words | None:
+        """Why the process ends, if it has told."""
+        return next((words for words in self._hear() if words not in (PLAYS, DONE)), None)
+
+    def _end(self) -> None:
+        """End the process; where all frames were collected, after it has evaluated the last version."""
+        assert self._trainer is not None, "it was registered"
+        try:
+            if self._trainer.collected_frames >= self._trainer.total_frames and not self._over:
+                self._await_last(self._trainer)
+        finally:
+            self.close()
+
+    def _await_last(self, trainer: Trainer) -> None:
+        with suppress(OSError):  # it has ended
+            self._pipe.send(None)
+        began = time.monotonic()
+        tell_at = began + _TELL_AFTER_S
+        while self._process.is_alive() and not self._over and not trainers.asked_to_stop(trainer):
+            if DONE in self._hear():
+                self._process.join(_LEAVE_WITHIN_S)
+                break
+            self._process.join(LOOK_EVERY_S)
+            self._look_at_process(trainer)
+            if time.monotonic() >= tell_at and (status := self._status()) is not None:
+                tell_at = time.monotonic() + _TELL_EVERY_S
+                plays = (
+                    f"the evaluator (pid {status.pid}, {status.state}) plays version {status.adopted_version}"
+                )
+                newest = f"the last version, {self._board.newest}"
+                waited = f"{time.monotonic() - began:.0f} s so far; Ctrl-C leaves it out"
+                _log.warning("waiting until %s, is evaluated: %s, %s", newest, plays, waited)
+        if not trainers.asked_to_stop(trainer):
+            self._look_at_process(trainer)
+            self._look_at_results()
+
+
+def board_of(collector: BaseCollector) -> BoardHandle | None:
+    """A board of this machine with every version that a collector's workers get; None if there is none."""
+    if isinstance(collector, RolloutCollector):
+        return collector.board_here()
+    endpoint = endpoint_of(collector)
+    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    return handle if isinstance(handle, BoardHandle) else None
+
+
+def evaluations_ended(trainer: Trainer) -> str | None:
+    """Why a trainer's evaluator has ended before the run; None: it has not, or there is none."""
+    evaluators = (each for each in trainers.operations(trainer) if isinstance(each, Evaluator))
+    return next((each.failure for each in evaluators if each.failure), None)

@@ -1,0 +1,172 @@
+"""Write a policy for programs without rlsync, after it was compared with the original. Greedy, on the CPU.
+
+A ``.safetensors`` has the weights, a ``.pt2`` (torch.export) and an ``.onnx`` the computation, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.core.extensions import has_package
+from rlsync.core.whole_file import check_folder, write_whole
+from rlsync.runs.actors import frames as keys
+from rlsync.runs.actors.envs.vectors import Envs
+from rlsync.runs.actors.player import State, check_fits
+from rlsync.runs.evaluation.policy import Policy
+
+OBSERVATIONS = 1000  #: how many observations a file is compared on
+
+#: Largest difference between numbers of the file and of the original, relative and absolute.
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5
+
+#: The name of the metadata in a .pt2; the other formats have a place of their own for them.
+PT2_METADATA = "rlsync.json"
+
+Act = Callable[..., Any]  # as Policy.forward
+
+
+def check_file(file: Path) -> None:
+    """Raise ConfigError for a file that cannot be written, before anything is loaded."""
+    if file.suffix not in FORMATS:
+        what, known = f"a policy cannot be written as {file.suffix!r}", ", ".join(FORMATS)
+        raise ConfigError(what, str(file), f"name one of {known}")
+    for name in FORMATS[file.suffix][1]:
+        if not has_package(name):
+            what = f"{name} is not installed, which {file.suffix} needs"
+            raise ConfigError(what, str(file), "pip install 'rlsync[export]'")
+    check_folder(file)
+
+
+def export(policy: Policy, envs: Envs, file: Path) -> float:
+    """Write a policy, for which :func:`check_file` was asked, if it acts as the original does in ``envs``.
+
+    Returns the largest difference of outputs. ConfigError if the format cannot hold this player.
+    """
+    check_fits(policy.player, envs, str(policy.env))
+    if file.suffix == ".onnx" and _draws(policy, envs):
+        what = "this player draws random numbers even for the likeliest actions, and ONNX draws others"
+        raise ConfigError(what, str(file), "write a .pt2, which draws those of torch, or a .safetensors")
+    logging.disable(logging.WARNING)  # torch.onnx tells of packages that are not needed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            data, act = FORMATS[file.suffix][0](policy)
+    except Exception as error:  # torch.export and torch.onnx run the player, which may be anybody's
+        cure = "write a .safetensors, which has its weights alone, or an act() that torch.export can follow"
+        what = f"this player cannot be written so: {first_line(error)}"
+        raise ConfigError(what, str(file), cure) from error
+    finally:
+        logging.disable(logging.NOTSET)
+    apart, wrong = _compared(policy, act, envs)
+    if wrong:
+        what = f"the file acts in another way in {wrong:,} of {OBSERVATIONS:,} observations, by {apart:.2g}"
+        raise RlsyncError(what, str(file), "nothing was written; a .safetensors has the weights alone")
+    write_whole(file, lambda beside: beside.write_bytes(data))
+    return apart
+
+
+def _safetensors(policy: Policy) -> tuple[bytes, Act]:
+    from safetensors import torch as safetensors
+
+    data = safetensors.save(policy.weights(), policy.metadata())
+    other = copy.deepcopy(policy)
+    for leaf in (*other.network.parameters(), *other.network.buffers()):
+        leaf.zero_()
+    other.network.load_state_dict(safetensors.load(data))
+    return data, other
+
+
+def _pt2(policy: Policy) -> tuple[bytes, Act]:
+    extra = {PT2_METADATA: json.dumps(policy.metadata())}
+    torch.export.save(_program(policy), held := io.BytesIO(), extra_files=extra)
+    return held.getvalue(), torch.export.load(io.BytesIO(held.getvalue())).module()
+
+
+def _program(policy: Policy) -> torch.export.ExportedProgram:
+    player, any_number = policy.player, {0: torch.export.Dim("batch")}
+    rows = 2  # torch.export takes a single row for a constant
+    shape, dtype = (rows, *player.observation_shape), player.observation_dtype
+    given: tuple[Any, ...] = (torch.zeros(shape, dtype=dtype, device="cpu"),)
+    shapes: tuple[Any, ...] = (any_number,)
+    if policy.memory:
+        given, shapes = (*given, policy.begin(rows)), (*shapes, dict.fromkeys(policy.memory, any_number))
+    return torch.export.export(policy, given, dynamic_shapes=shapes, strict=False)
+
+
+def _onnx(policy: Policy) -> tuple[bytes, Act]:
+    import onnxruntime
+
+    outputs = ["action", *(f"next.{name}" for name in policy.memory)]
+    inputs = ["observation", *policy.memory]
+    program: Any = torch.onnx.export(
+        _program(policy), input_names=inputs, output_names=outputs, dynamo=True, verbose=False
+    )
+    program.model.metadata_props.update(policy.metadata())
+    data = program.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+    def act(observation: Tensor, state: State | None = None) -> Any:
+        feed = {name: value.numpy() for name, value in ({"observation": observation} | (state or {})).items()}
+        action, *after = map(torch.from_numpy, session.run(outputs, feed))
+        return (action, dict(zip(policy.memory, after, strict=True))) if after else action
+
+    return data, act
+
+
+#: suffix -> what writes the file and reads it again, and the modules of ``rlsync[export]`` for that.
+FORMATS: dict[str, tuple[Callable[[Policy], tuple[bytes, Act]], tuple[str, ...]]] = {
+    ".safetensors": (_safetensors, ("safetensors",)),
+    ".pt2": (_pt2, ()),
+    ".onnx": (_onnx, ("onnx", "onnxscript", "onnxruntime")),
+}
+
+
+def _outputs(act: Act, seed: int, observation: Tensor, state: State) -> dict[str, Tensor]:
+    """What comes of an act where torch's random numbers begin with a seed: the action, and a state."""
+    with torch.no_grad(), torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        out = act(observation, {n: it.clone() for n, it in state.items()}) if state else act(observation)
+    action, after = out if state else (out, {})
+    return {"action": action, **after}
+
+
+def _draws(policy: Policy, envs: Envs) -> bool:
+    """Whether what a greedy policy does depends on random numbers."""
+    seen, state = envs.reset(0), policy.begin(envs.num_envs)
+    one, other = (_outputs(policy, seed, seen, state) for seed in (0, 1))
+    return any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
+    """The largest difference of outputs in the policy's own episodes, and how many observations differ."""
+    apart, wrong = 0.0, 0
+    dtype = policy.player.observation_dtype  # which the file's metadata name; environments may have another
+    observation, state = envs.reset(0).to(dtype), policy.begin(envs.num_envs)
+    for at in range(OBSERVATIONS // envs.num_envs):
+        want, got = (_outputs(each, at, observation, state) for each in (policy, act))
+        same = torch.ones(envs.num_envs, dtype=torch.bool, device="cpu")
+        for name in want:
+            one, other = (out[name].double().reshape(len(same), -1) for out in (want, got))
+            apart = max(apart, float((one - other).abs().max()))
+            same &= torch.isclose(one, other, _RELATIVE, _ABSOLUTE).all(1)
+        wrong += int((~same).sum())
+        envs.send(policy.actions.chosen(want["action"]))
+        answer = envs.recv()
+        told = {
+            keys.IS_INIT: answer.terminated | answer.truncated,
+            keys.REWARD: answer.reward.float().clone(),
+        }
+        observation = answer.observation.to(dtype)
+        state = {name: told.get(name, want[name]) for name in state}
+    return apart, wrong

@@ -1,0 +1,130 @@
+"""A run's policy as a module for other programs: it acts as the workers did, and knows its version."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlsync.core.errors import ConfigError
+from rlsync.runs.actors import frames as keys
+from rlsync.runs.actors.envs.actions import ActionSpec
+from rlsync.runs.actors.player import State
+from rlsync.runs.evaluation.checkpoint import CheckpointPlayer, Trained
+from rlsync.runs.evaluation.process import digest_of_weights
+
+
+class Policy(nn.Module):
+    """Acts with one version of a run's weights. :func:`rlsync.load_policy` makes it.
+
+    It takes observations as the run's environment gives them, those of Atari games stacked, pictures with
+    their channels first, and normalises them itself. Actions are members of the environment's space: one of
+    the numbers that it calls its choices, or numbers within their bounds, in its dtype.
+
+    A policy with a :attr:`memory` takes a state, and returns the next one with the action. In the state are
+    ``is_init`` (where an episode begins), ``reward`` if the network reads the last one, and what the player
+    carries. It says of the next step that no episode begins and nothing was earned: write there what did.
+    """
+
+    _place: Tensor
+
+    def __init__(
+        self,
+        acting: CheckpointPlayer,
+        trained: Trained,
+        actions: ActionSpec,
+        *,
+        greedy: bool = True,
+        origin: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.player, self.trained, self.actions, self.greedy = acting.player, trained, actions, greedy
+        self.env = acting.env  #: in which it was trained
+        self.network = acting.weights
+        self.others = nn.ModuleList(m for m in self.player.modules.values() if m is not self.network)
+        self.requires_grad_(False)
+        self._origin = dict(origin or {})
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # it moves with the weights
+        #: The state of one environment before its first step; empty if it needs none.
+        self.memory = self.begin()
+
+    @property
+    def version(self) -> int:
+        """The version that acts. ``trained.unpublished_steps`` optimizer steps may have followed it."""
+        return self.trained.version
+
+    @property
+    def device(self) -> torch.device:
+        """Where it acts; move it with ``to``."""
+        return self._place.device
+
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of the network, in host memory, by their names in its state dict."""
+        held = self.network.state_dict().items()
+        return {n: leaf.detach().cpu().clone().contiguous() for n, leaf in held if isinstance(leaf, Tensor)}
+
+    def digest(self) -> str:
+        """BLAKE2b of the names, dtypes, shapes and bytes of its weights, 40 hexadecimal digits."""
+        return digest_of_weights(self.weights())
+
+    def begin(self, num_envs: int = 1) -> State:
+        """The state before the first step of N environments."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            state = self.player.begin(num_envs, torch.Generator())  # which seeds torch for TorchRL's policies
+        if any(record.name == keys.LAST_REWARD for record in self.player.records):
+            state[keys.REWARD] = torch.zeros(num_envs, device="cpu")
+        if state:
+            state[keys.IS_INIT] = torch.ones(num_envs, dtype=torch.bool, device="cpu")
+        return {name: value.to(self.device) for name, value in state.items()}
+
+    @torch.no_grad()
+    def forward(self, observation: Any, state: State | None = None) -> Tensor | tuple[Tensor, State]:
+        """Choose the next action of N environments. What is drawn comes from torch's random numbers.
+
+        Args:
+            observation: what becomes ``[N, *obs]``, or ``[*obs]`` of one environment; else ConfigError.
+            state: ``[N, ...]`` by name; None where all episodes begin.
+        """
+        seen = torch.as_tensor(observation, dtype=self.player.observation_dtype, device=self.device)
+        alone = seen.ndim == len(shape := self.player.observation_shape)
+        if seen.shape[0 if alone else 1 :] != shape:
+            what = f"an observation is of shape {[*shape]}, or [N] and these; got {[*seen.shape]}"
+            cure = "give it as the environment does, and a picture with its channels first"
+            raise ConfigError(what, "policy(observation)", cure)
+        seen = seen.unsqueeze(0) if alone else seen
+        if state is None:
+            state = self.begin(len(seen)) if self.memory else {}
+        is_init = state.get(keys.IS_INIT, seen.new_ones(seen.shape[:1], dtype=torch.bool))
+        reward = state.get(keys.REWARD, seen.new_zeros(seen.shape[:1], dtype=torch.float32))
+        generator = torch.default_generator  # also what a greedy player draws, such as a model's state
+        if self.device.type != "cpu":
+            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+            generator = torch.Generator(self.device).manual_seed(seed)
+        ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
+        carried = {name: value for name, value in state.items() if name not in ours}
+        acted = self.player.act(seen, is_init, reward, carried, generator)
+        action = self.actions.sent(acted.action)
+        action = action.squeeze(0) if alone else action
+        after = acted.state | ours
+        return (action, {name: after[name] for name in self.memory}) if self.memory else action
+
+    def metadata(self) -> dict[str, str]:
+        """What a file of it says of itself: version, digest, spaces, state, and the run's config."""
+        state = {name: [str(value.dtype), *value.shape[1:]] for name, value in self.memory.items()}
+        actions = {"kind": type(self.actions).__name__, **asdict(self.actions)}
+        for name in actions.keys() & {"low", "high"}:  # JSON has no infinity
+            actions[name] = [bound if math.isfinite(bound) else None for bound in actions[name]]
+        return {
+            **self._origin,
+            **{name: str(value) for name, value in asdict(self.trained).items()},
+            "digest": self.digest(),
+            "greedy": json.dumps(self.greedy),
+            "observation": json.dumps([str(self.player.observation_dtype), *self.player.observation_shape]),
+            "actions": json.dumps(actions),
+            "state": json.dumps(state),
+        }

@@ -1,0 +1,303 @@
+"""The process that evaluates one version after the other, while training goes on. Loads no torchrl."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import logging
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from io import BytesIO
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line
+from rlsync.core.plan import POLICY
+from rlsync.core.whole_file import cure_of, machines, write_whole
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.envs.specs import EnvSpec, make_venv
+from rlsync.runs.actors.player import Player, check_fits
+from rlsync.runs.actors.worker import adopting, prepare_process
+from rlsync.runs.evaluation.play import (
+    PATIENCE,
+    Episode,
+    Filmed,
+    Patience,
+    Score,
+    at_once,
+    film,
+    filmed,
+    play,
+)
+from rlsync.sync.adopter import Adopt
+from rlsync.transport.board.format import EVALUATOR
+from rlsync.transport.board.reader import BoardHandle, BoardReader
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.2
+_NICE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Score):
+    """The score of the version that acted in every step of every episode, and how long that took."""
+
+    version: int
+    seconds: float
+    run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Filming:
+    """Which evaluations are filmed, and where their films go."""
+
+    folder: Path
+    every: int  # evaluations; the first one is filmed
+    best: Path | None = None  # shows the best version, at whichever evaluation; None: none
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJob:
+    """What the process is told; small and picklable, for its player is without memory."""
+
+    board: BoardHandle
+    player: Player
+    env: EnvSpec
+    episodes: int
+    every_versions: int  # at least so many lie between two evaluations
+    file: Path  # a CSV file, to which each evaluation adds a line
+    seed: int  # of environments and actions, the same for every evaluation
+    adopt: Adopt = "alias"
+    device: torch.device = CPU
+    best: Path | None = None  # where the version of the highest rank is kept; of equal ones the oldest
+    kept: str = f"{POLICY}."  # the leaves that are kept begin with this, destination first; it is taken off
+    filming: Filming | None = None
+    run_id: str = ""  # of the version numbers, see rlsync.core.ledger.Ledger
+    patience: Patience = PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the process tells the learner, at most once each: that it plays, that it is done, or its error."""
+
+    what: str
+    where: str = ""
+    cure: str = ""
+
+
+#: The first step was made; and, after the learner has asked for the last evaluation, that one was written.
+PLAYS, DONE = Words("it plays"), Words("it is done")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The version with the highest :attr:`Score.rank` so far, and its weights as a state dict."""
+
+    version: int
+    return_mean: float
+    rank: float
+    weights: dict[str, Tensor]
+    run_id: str = ""
+
+    def digest(self) -> str:
+        """Of all that it holds; beside it in the file."""
+        head = repr((self.version, self.return_mean, self.rank, self.run_id))
+        return digest_of_weights(self.weights, head)
+
+    def write(self, file: Path) -> None:
+        held = {name: getattr(self, name) for name in self.__slots__} | {"digest": self.digest()}
+
+        content = BytesIO()  # of a file, torch does not tell what the machine refused
+        torch.save(held, content)
+        write_whole(file, lambda beside: beside.write_bytes(content.getbuffer()))
+
+
+def digest_of_weights(weights: dict[str, Tensor], head: str = "") -> str:
+    """BLAKE2b of names, dtypes, shapes and bytes, in order, after a ``head``: 40 hexadecimal digits."""
+    digest = hashlib.blake2b(head.encode(), digest_size=20)
+    for name, tensor in weights.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def best_in(file: Path, *, trusted: bool = False) -> Best | None:
+    """What was kept, if anything; ConfigError: damaged, or an older one without a digest, not ``trusted``."""
+    if not file.exists():
+        return None
+    try:
+        held = torch.load(BytesIO(file.read_bytes()), map_location="cpu", weights_only=True)
+        written = held.pop("digest", None)
+        best = Best(**held)
+        if not (isinstance(best.version, int) and isinstance(best.weights, dict)):
+            raise TypeError("it holds something else")
+        if written != best.digest() and not (trusted and written is None):
+            raise ValueError("its content is not what was written" if written else "it has no digest")
+    except Exception as error:  # a damaged file may raise anything
+        what = f"cannot read the best version: {first_line(error) or type(error).__name__}"
+        cure = "remove the file; if it is whole, and of an older rlsync, add --trust (in Python trust=True)"
+        raise ConfigError(what, str(file), cure) from error
+    return best
+
+
+def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
+    """What the process runs: adopt, play, write, until the learner is gone; or, once it has said that this is
+    the last one, until the newest version is evaluated.
+    """
+    prepare_process()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the learner ends this process with it
+    os.nice(_NICE)
+    try:
+        _evaluate(job, learner)
+    except BoardClosed:
+        return
+    except RlsyncError as error:
+        _leave(learner, Words(error.what, error.where, error.cure))
+        sys.exit(1)
+    except Exception as error:
+        if (refusal := machines(error)) is not None:
+            folder = job.file.parent
+            what = f"{refusal.strerror}: {refusal.filename or folder}"
+            _leave(learner, Words(what, str(folder), cure_of(refusal, folder) or ""))
+            sys.exit(1)
+        _leave(learner, Words(f"{type(error).__name__}: {first_line(error)}"))
+        raise
+
+
+def _evaluate(job: EvaluationJob, learner: Connection) -> None:
+    adopter = adopting(job.board, EVALUATOR, job.player, job.adopt, job.device)
+    adopter.end_with_the_learner()
+    reader = adopter.reader
+    assert isinstance(reader, BoardReader), "an evaluation reads a board"
+    envs = make_venv(job.env, at_once(job.episodes))
+    check_fits(job.player, envs, str(job.env))
+    # By the run before this one was resumed, too.
+    kept = None if job.best is None else best_in(job.best, trusted=True)
+    evaluated, highest = -job.every_versions, -math.inf if kept is None else kept.rank
+    patience = replace(job.patience, sign_of_life=reader.give_sign_of_life)
+    films = None
+    if job.filming is not None:
+        films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device, patience)
+    plays = False
+    while not reader.closed_by_learner:
+        reader.give_sign_of_life()
+        ends = learner.poll()
+        if reader.newest - evaluated < (1 if ends else job.every_versions):
+            if ends:
+                _leave(learner, DONE)
+                return
+            time.sleep(_LOOK_EVERY_S)
+            continue
+        evaluated, started = adopter.adopt(), time.monotonic()
+        played: list[Episode] = []
+        for step, ended in enumerate(play(job.player, envs, job.episodes, job.seed, job.device, patience)):
+            if step and not plays:
+                plays = True
+                _leave(learner, PLAYS)
+            played += ended
+            if reader.closed_by_learner:
+                return
+        seconds = round(time.monotonic() - started, 3)
+        score = asdict(Score.of(played))
+        result = Evaluated(**score, version=evaluated, seconds=seconds, run_id=job.run_id)
+        best = job.best is not None and result.rank > highest
+        if best:  # kept before the learner sees the result, which may end the run
+            highest = result.rank
+            _keep(job, result)
+        _write(job.file, result)
+        if films is not None:
+            films.evaluated(evaluated, best=best)
+
+
+def _leave(learner: Connection, words: Words) -> None:
+    with suppress(OSError):  # it has ended
+        learner.send(words)
+
+
+def _keep(job: EvaluationJob, result: Evaluated) -> None:
+    weights = {
+        name.removeprefix(job.kept): tensor.detach().to("cpu", copy=True)
+        for destination, module in job.player.modules.items()
+        for leaf, tensor in module.state_dict().items()
+        if (name := f"{destination}.{leaf}").startswith(job.kept)
+    }
+    assert job.best is not None
+    Best(result.version, result.return_mean, result.rank, weights, job.run_id).write(job.best)
+
+
+def _write(file: Path, evaluated: Evaluated) -> None:
+    with file.open("a", newline="") as opened:
+        writer = csv.writer(opened)
+        if not opened.tell():
+            writer.writerow([field.name for field in fields(Evaluated)])
+        writer.writerow(asdict(evaluated).values())
+
+
+def read_evaluations(file: Path) -> list[Evaluated]:
+    """The evaluations in a job's file, oldest first; it need not exist yet."""
+    if not file.exists():
+        return []
+    try:
+        with file.open(newline="") as opened:
+            return [Evaluated(**_values(row)) for row in csv.DictReader(opened)]
+    except (csv.Error, ValueError, TypeError) as error:
+        what = f"cannot read the evaluations: {first_line(error)}"
+        raise ConfigError(what, str(file), "remove or repair the file") from error
+
+
+def _values(row: dict[str, str]) -> dict[str, Any]:
+    kinds = {"episodes": int, "version": int, "run_id": str}
+    # A value without a name is a newer column, below the header of a file that is older.
+    return {name: kinds.get(name, float)(text) for name, text in row.items() if name is not None}
+
+
+@dataclass
+class EvaluationFilms:
+    """Films evaluations after they were written, played again with their seed: a film delays no result."""
+
+    filming: Filming
+    player: Player
+    env: EnvSpec
+    seed: int
+    device: torch.device = CPU
+    patience: Patience = PATIENCE
+
+    def __post_init__(self) -> None:
+        self._stage: Filmed | None = None
+        self._evaluations = 0
+        self._warned = False
+
+    def evaluated(self, version: int, *, best: bool) -> None:
+        """Film the version that acts now, if it is its turn, or the best so far."""
+        due = self._evaluations % self.filming.every == 0
+        self._evaluations += 1
+        shown = self.filming.best if best else None
+        file = video_of_version(self.filming.folder, version) if due else shown
+        if file is None:
+            return
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if self._stage is None:
+                self._stage = filmed(self.env, self.seed)
+            film(self.player, self._stage, file, self.seed, self.device, self.patience)
+            if due and shown is not None:
+                write_whole(shown, lambda beside: shutil.copyfile(file, beside))
+        except (RlsyncError, OSError, RuntimeError, ValueError) as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("no video of version %d (this is told once): %s", version, first_line(error))
+
+
+def video_of_version(folder: Path, version: int) -> Path:
+    return folder / f"version_{version:06d}.gif"

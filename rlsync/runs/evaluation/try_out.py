@@ -1,0 +1,90 @@
+"""Try an environment out: whether its answers can be read, and whether it writes into them later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlsync.runs.actors.envs.actions import DiscreteActions
+from rlsync.runs.actors.envs.specs import EnvSpec, GymnasiumEnvs, make_venv
+from rlsync.runs.actors.envs.vectors import Envs, EnvStep
+
+_STEPS = 100
+
+
+def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator[EnvStep]:
+    """Take random actions in environments that have been reset, and yield what they answer."""
+    for _ in range(steps):
+        if isinstance(envs.actions, DiscreteActions):
+            action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator, device="cpu")
+        else:
+            action = torch.randn(envs.num_envs, envs.actions.size, generator=generator, device="cpu")
+        envs.send(action)
+        yield envs.recv()
+
+
+def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = _STEPS) -> None:
+    """Make environments and take random actions in them; raises the ConfigError of the first answer that
+    cannot be read, see :mod:`rlsync.runs.actors.envs.answers`, and whatever the environments raise
+    themselves.
+    """
+    with closing(make_venv(spec, num_envs, seed)) as envs:
+        for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps):
+            pass
+
+
+def overwritten(spec: GymnasiumEnvs, seed: int = 0) -> list[str]:
+    """The parts of its answers into which an environment writes later, for example ``["observation"]``.
+
+    What is stepped here is copied, see :mod:`rlsync.runs.actors.envs.answers`; TorchRL's GymWrapper keeps it.
+    """
+    made: list[_Keeps] = []
+
+    def keep(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        made.append(_Keeps(env))
+        return made[-1]
+
+    wrappers = [*spec.options.get("wrappers", ()), keep]
+    try_out(replace(spec, options={**spec.options, "wrappers": wrappers}), seed=seed)
+    return made[0].overwritten()
+
+
+class _Keeps(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps each array of the answers, and the bytes that it had."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._kept: list[tuple[str, NDArray[Any], bytes]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self._keep(self.env.reset(seed=seed, options=options), ("observation", "info"))
+
+    def step(self, action: Any) -> Any:
+        return self._keep(self.env.step(action), ("observation", "reward", "terminated", "truncated", "info"))
+
+    def _keep(self, answer: Any, names: tuple[str, ...]) -> Any:
+        for name, part in zip(names, answer, strict=False):
+            self._kept += [(name, array, array.tobytes()) for array in _arrays(part)]
+        return answer
+
+    def overwritten(self) -> list[str]:
+        return [*dict.fromkeys(name for name, array, held in self._kept if array.tobytes() != held)]
+
+
+def _arrays(part: object) -> Iterator[NDArray[Any]]:
+    match part:
+        case np.ndarray():
+            yield part
+        case dict():
+            for value in part.values():
+                yield from _arrays(value)
+        case tuple() | list():
+            for value in part:
+                yield from _arrays(value)

@@ -1,0 +1,236 @@
+"""The end of a run, whichever way it comes: Ctrl-C, a signal or an error; a last checkpoint, a note."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from torchrl.checkpoint import Checkpoint
+from torchrl.trainers import Trainer
+
+from rlsync import SyncWeights
+from rlsync.core.errors import NotFinite, RlsyncError
+from rlsync.runs.evaluation.evaluator import evaluations_ended
+from rlsync.runs.life.output import EXIT_FAILED, drop_unread, exit_status
+from rlsync.runs.life.state import Ended, at, begin
+from rlsync.runs.recipes.run_files import CHECKPOINT
+from rlsync.sync.families import end_group
+from rlsync.torchrl_plugin.ending.last_checkpoint import LastCheckpoint, save_before_the_end
+
+LIFE_OVER = "life_frames collected"  #: how a life ends that another one follows at once
+
+
+class Ending:
+    """Leaves in the run's folder how the run ended; see :class:`Ended`. Made by :meth:`of`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._how, self._status = "failed", EXIT_FAILED
+        self._trainer: Trainer | None = None
+        self._sync: SyncWeights | None = None
+
+    @classmethod
+    @contextmanager
+    def of(cls, run_dir: Path) -> Iterator[Ending]:
+        """Inside, a run goes on in this folder; whatever ends it is written there."""
+        begin(run_dir)
+        ending = cls(run_dir)
+        try:
+            yield ending
+        except BaseException as error:
+            ending._written(error)
+            raise
+        if ending._how != LIFE_OVER:
+            ending._written(None)
+
+    def watch(self, trainer: Trainer, sync: SyncWeights) -> None:
+        self._trainer, self._sync = trainer, sync
+
+    def reached(self, how: str, status: int) -> int:
+        """Note that the run came to an end without an error, and return ``status``."""
+        self._how, self._status = how, status
+        return status
+
+    @contextmanager
+    def saving(self, unless: Callable[[BaseException], bool]) -> Iterator[None]:
+        """If what is inside raises, the checkpoint is written once more, unless somebody else does so."""
+        try:
+            yield
+        except NotFinite:
+            raise  # StopIfNotFinite has done so, and its error says it
+        except BaseException as error:
+            if not unless(error):
+                assert self._trainer is not None
+                self.tell(save_before_the_end(self._trainer))
+                self._written(error)  # Ray may end this process before it has shut down
+            raise
+
+    def tell(self, saved: LastCheckpoint) -> None:
+        """Say on stderr what became of the last checkpoint."""
+        assert self._trainer is not None
+        told = f"no checkpoint of the end: {saved.why_not}"
+        if saved.path is not None:
+            frames = f"{self._trainer.collected_frames:,} frames"
+            told = f"checkpoint {saved.path}: resume={self._run_dir} goes on from {frames}"
+        print(told, file=sys.stderr, flush=True)
+
+    def _written(self, error: BaseException | None) -> None:
+        how, status, what = self._how, self._status, ""
+        if isinstance(error, RlsyncError):
+            how, status, what = "failed", exit_status(error), str(error)
+        elif error is not None:
+            how, status, what = "failed", EXIT_FAILED, f"{type(error).__name__}: {error}"
+        checkpoint, sync = self._run_dir / CHECKPOINT, self._sync
+        frames = None if self._trainer is None else self._trainer.collected_frames
+        version, run_id = (None, "") if sync is None else (sync.version, sync.ledger.run_id)
+        left = str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None
+        ended = None if self._trainer is None else evaluations_ended(self._trainer)
+        Ended(how, at(time.time()), status, frames, version, what, left, run_id, ended).write(self._run_dir)
+
+
+#: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+_END = 0  #: in the pipe of signal numbers: there come no more
+
+
+class Interrupts:
+    """Inside :meth:`caught`, :data:`SIGNALS` call the attached stop; a second one kills all, but not SIGHUP,
+    which shell, kernel and systemd may all send. A separate thread watches, so it works while the main thread
+    waits for a worker in a call that Python cannot interrupt.
+
+    A signal that the host program handles itself asks for the stop, too, and never kills. Its handler is
+    called at the end: then the checkpoint is written that it may want to go on from.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None  #: the first one
+        self._within_s: float | None = None  # how long the attached stop may take
+        self._stop: Callable[[str], object] = str  # which does nothing
+        self._came = False  # one of this process's own
+        self._hosts: set[signal.Signals] = set()  # that the host program handles itself
+        self._for_host: dict[signal.Signals, None] = {}  # those of them that came, in order
+
+    @classmethod
+    @contextmanager
+    def caught(cls, parent: Connection | None = None) -> Iterator[Interrupts]:
+        """Inside, the signals are caught; afterwards they do what they did before. If a ``parent`` says
+        anything through its pipe, or dies, that is a first SIGTERM, too. Signals of this process's own are
+        counted apart: a terminal and job schedulers send them to parent and child.
+        """
+        it = cls()
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        fd_before = signal.set_wakeup_fd(write_fd)
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
+            del before[signal.SIGHUP]
+        # Python cannot give back what was set outside of it.
+        before = {number: handler for number, handler in before.items() if handler is not None}
+        it._hosts = {number for number, handler in before.items() if _is_the_hosts(handler)}
+        for number in before:
+            signal.signal(number, lambda number, frame: None)
+        thread = threading.Thread(target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True)
+        thread.start()
+        if parent is not None:
+            threading.Thread(target=it._await_end, args=(parent,), daemon=True).start()
+        try:
+            yield it
+        finally:
+            os.write(write_fd, bytes([_END]))  # not the pipe's end: a forked process may hold it open
+            thread.join()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(fd_before)
+            os.close(write_fd)
+            os.close(read_fd)
+            for number in it._for_host:
+                signal.raise_signal(number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Processes started inside never receive these signals, because they inherit what this thread blocks:
+        a job scheduler sends SIGTERM to all of a job. Ignoring them would lose one that comes meanwhile.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # its start unblocks some
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def how(self) -> str:
+        return "interrupted" if self.signal == signal.SIGINT else "terminated"
+
+    def exit_status(self) -> int:
+        """0, or what shells say of a program that the first signal has ended."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def attach(self, stop: Callable[[str], object], within_s: float | None = None) -> None:
+        """From now on the first signal asks for this stop, which takes ``within_s`` seconds at most."""
+        self._stop, self._within_s = stop, within_s
+        if self.signal is not None:
+            stop("interrupted")
+
+    def _watch(self, read_fd: int) -> None:
+        """Read signals from the pipe. Python's C handler writes the number of every signal to it. This thread
+        alone lets those in that a sweep holds back in the processes of its jobs.
+        """
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        while numbers := os.read(read_fd, 64):
+            for number in numbers:
+                if number == _END:
+                    return
+                if number in SIGNALS:
+                    self._on_signal(signal.Signals(number))
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        first, self._came = not self._came, True
+        if number in self._hosts:
+            self._for_host[number] = None
+        kills = number != signal.SIGHUP and number not in self._hosts
+        if self.signal is not None and (first or not kills):  # the parent came before the first
+            return
+        if self.signal is not None:
+            kill_everything(128 + number)
+        self.signal = number
+        each = (number, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        killing = next(it for it in each if it != signal.SIGHUP and it not in self._hosts)
+        again = "Ctrl-C" if killing == signal.SIGINT else killing.name
+        drop_unread()  # the terminal may be closed
+        limit = "" if self._within_s is None else f", or in {self._within_s:g} s"
+        told = f"stopping after this iteration{limit}; {again} again kills, without a checkpoint"
+        os.write(2, f"\n{told}\n".encode())
+        self._stop("interrupted")
+
+    def _await_end(self, parent: Connection) -> None:
+        with suppress(OSError):
+            parent.poll(None)
+        if self.signal is None:
+            self.signal = signal.SIGTERM
+        self._stop("interrupted")
+
+
+def _is_the_hosts(handler: object) -> bool:
+    """Whether a program has set this handler; Python sets one of its own, for Ctrl-C."""
+    return callable(handler) and handler is not signal.default_int_handler
+
+
+def kill_everything(status: int) -> None:
+    """Kill all processes that this process started, and end it with this exit status."""
+    children = multiprocessing.active_children()
+    for child in children:
+        end_group(child)
+    for child in children:
+        child.join(timeout=1.0)
+    os._exit(status)

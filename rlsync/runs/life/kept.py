@@ -1,0 +1,159 @@
+"""What a run has kept of its training: its config, its checkpoint and its policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+from omegaconf import OmegaConf
+from torchrl.checkpoint import Checkpoint
+
+from rlsync import __version__
+from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Reserved
+from rlsync.core.whole_file import record_in
+from rlsync.runs.actors.devices import CPU, device_named
+from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.config import trust
+from rlsync.runs.config.composing import written
+from rlsync.runs.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, Trained, load, load_best
+from rlsync.runs.evaluation.policy import Policy
+from rlsync.runs.evaluation.process import best_in
+from rlsync.runs.life.run_folder import RunFolder
+from rlsync.runs.recipes.bounds import bound_errors, refuse
+from rlsync.runs.recipes.checkpoints import checkpoint_at, require_whole
+from rlsync.runs.recipes.evaluating import acting_of
+from rlsync.runs.recipes.parts import making
+from rlsync.runs.recipes.run_files import (
+    BEST,
+    CHECKPOINT,
+    DIGESTS,
+    RECEIPTS,
+    RESOLVED,
+    VERSIONS,
+    best_agent,
+)
+from rlsync.runs.recipes.settings import Config
+
+
+def config_of(run: Path, trusted: bool = False) -> Config:
+    """A run's configuration; ConfigError: none is there, it is unreadable, or names code without trust."""
+    file = RunFolder(run).path / RESOLVED
+    config = written(file, trusted=trusted)
+    trust.check_code(config, trust.OF_ENV, file, trusted)
+    # Only the values: the run has trained, and newer rules about collectors do not concern an evaluation.
+    refuse(bound_errors(config))
+    return config
+
+
+def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
+    """The checkpoint to play; ConfigError: there is none, it is damaged, unsafe, or of something else."""
+    folder = run if asked is None else asked
+    where = f"run {run}" if asked is None else f"--checkpoint {asked}"
+    found = checkpoint_at(folder)
+    if found is None:
+        what = f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist"
+        cure = "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames"
+        raise ConfigError(what, where, f"{cure}; rlsync status {run} says how it ended")
+    trust.check_checkpoint(found, trusted)
+    if not require_whole(found, trusted=trusted, components=COMPONENTS):
+        print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)
+    if found.parent != run:
+        _check_owner(found, run, config, where)
+    return found
+
+
+def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> None:
+    """Refuse a checkpoint of something else: tensors of the same names and shapes would fit."""
+    beside, own = checkpoint.parent / RESOLVED, run / CHECKPOINT
+    if beside.is_file():
+        written = trust.config_in(beside)
+        for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
+            theirs = OmegaConf.select(written, key)
+            if theirs != ours:
+                what = f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}"
+                raise ConfigError(what, where, f"name its own run: rlsync eval {checkpoint.parent}")
+    elif Checkpoint.is_checkpoint(own):
+        odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {*Checkpoint.manifest(own)["components"]}
+        if odd:
+            parts = ", ".join(sorted(odd))
+            what = f"that checkpoint is not made as the run's own: only one of them has: {parts}"
+            raise ConfigError(what, where, "name the run that wrote it")
+
+
+def policy_of(
+    run: Path, which: Which, where: str, trusted: bool, greedy: bool = True, device: str | torch.device = CPU
+) -> Policy:
+    """See :func:`rlsync.load_policy`; ``where`` is what errors call the place of ``which``."""
+    at = device_named(device, where)
+    run = best_agent(run)
+    config = config_of(run, trusted)
+    trust.check_file(run / BEST, run, trusted)
+    acting = acting_of(config, deterministic=greedy)
+    trained = _loaded(run, which, where, config, acting, trusted)
+    with making(config.env):
+        envs = make_venv(acting.env, 1)
+    envs.close()
+    numbers = record_in(run / VERSIONS, Reserved, "the reserved version numbers")
+    origin = {
+        "rlsync": __version__,
+        "recipe": config.recipe.name,
+        "env": config.env.id,
+        "run_id": "" if numbers is None else numbers.run_id,
+        "config": (run / RESOLVED).read_text(),
+    }
+    return Policy(acting, trained, envs.actions, greedy=greedy, origin=origin).to(at)
+
+
+def _loaded(
+    run: Path, which: Which, where: str, config: Config, acting: CheckpointPlayer, trusted: bool
+) -> Trained:
+    """Give a player the weights that are asked for, which are the best or those of the checkpoint."""
+    best = None if which == "last" else best_in(run / BEST, trusted=trusted)
+    if which == "best" or (best is not None and best.version == which):
+        return load_best(run / BEST, run / RECEIPTS, acting, trusted=trusted)
+    if which != "last" and not isinstance(which, int):
+        raise ConfigError(f"{which!r} names no weights of a run", where, "give best, last or a version")
+    trained = load(checkpoint_of(run, None, config, trusted), acting)
+    if which not in ("last", trained.version) or (which != "last" and trained.unpublished_steps):
+        held = f"it keeps last: {trained}" + ("" if best is None else f", best: version {best.version}")
+        raise ConfigError(f"the run keeps no weights of version {which}", where, held)
+    return trained
+
+
+#: Which weights of a run: its best evaluation, its checkpoint, or the version of this number.
+Which = Literal["best", "last"] | int
+
+
+def load_policy(
+    run: str | Path,
+    which: Which = "last",
+    *,
+    greedy: bool = True,
+    device: str | torch.device = "cpu",
+    trust: bool = False,
+) -> Policy:
+    """The policy that a run trained, as a module that acts.
+
+    Args:
+        run: the run's folder; of a population, the best agent's weights are taken.
+        which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these; no
+            version names a checkpoint with optimizer steps after its newest publish.
+        greedy: take the likeliest action in place of drawing one.
+        device: where it acts.
+        trust: load also what could run code from the folder of a run that you did not start.
+
+    Raises:
+        ConfigError: the folder is no run's, has no such version, is damaged or is not trusted, or its
+            environment cannot be made here.
+
+    Example:
+        >>> policy = load_policy("runs/pendulum", "best")  # doctest: +SKIP
+        >>> policy.version, policy(observation)  # doctest: +SKIP
+    """
+
+    return policy_of(
+        Path(run).absolute(), which, f"load_policy({str(run)!r}, {which!r})", trust, greedy, device
+    )

@@ -1,0 +1,91 @@
+"""What a command says to whoever reads it: an exit status, and what the machine refuses as an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
+
+from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
+from rlsync.core.whole_file import cure_of, machines
+
+EXIT_FAILED = 1
+
+
+EXIT_USAGE = 2
+
+
+EXIT_UNREAD = 141  # what shells say of a program that SIGPIPE ended
+
+
+def exit_status(error: RlsyncError) -> int:
+    """2 for what the user wrote, 141 for output without a reader, 1 for what went wrong."""
+    if isinstance(error, Unread):
+        return EXIT_UNREAD
+    return EXIT_USAGE if isinstance(error, ConfigError | SyncMapError) else EXIT_FAILED
+
+
+class Unread(RlsyncError):
+    """Nobody reads the standard output any more."""
+
+
+class Refused(RlsyncError):
+    """The machine refuses what is asked of it."""
+
+
+def refused(error: BaseException | None, run: Path) -> Refused | None:
+    """The same error of a ``run`` in three lines; None if it is not the machine's, but a program's."""
+    refusal = machines(error)
+    if refusal is None:
+        return None
+    if refusal.errno == errno.ENOENT and not run.is_dir():
+        what = "the folder of the run is gone"
+        return Refused(what, str(run), "leave it there until the run has ended")
+    named = [name for name in (refusal.filename, refusal.filename2) if name is not None]
+    cure = cure_of(
+        refusal, Path(os.fsdecode(named[0])).parent if named and isinstance(named[0], str) else run
+    )
+    if cure is None:
+        return None
+    asked = [at for at in (str(run), tempfile.gettempdir(), "/dev/shm") if Path(at).is_dir()]
+    places = [at for at in asked if disk_usage(at).free < 1 << 20]
+    where = " -> ".join(map(str, named)) or ", ".join(places) or str(run)
+    return Refused(str(refusal.strerror), where, cure)
+
+
+@contextmanager
+def output_read(run: Path = Path()) -> Iterator[None]:
+    """Inside, output has a reader to the end, and what the machine refuses a ``run`` is told as an error."""
+    try:
+        yield
+        sys.stdout.flush()
+    except RlsyncError:
+        raise
+    except (Exception, SystemExit) as error:
+        by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+        if by_rich or (isinstance(error, OSError) and 1 in drop_unread()):
+            what, cure = "nobody reads the output any more", "write it to a file, and read that"
+            raise Unread(what, "standard output", cure) from error
+        told = None if isinstance(error, SystemExit) else refused(error, run)
+        if told is None:
+            raise
+        raise told from error
+
+
+def drop_unread() -> list[int]:
+    """Drop what is printed from here on where nobody reads it, and return which of descriptors 1 and 2."""
+    poll = select.poll()
+    for number in (1, 2):
+        poll.register(number, 0)
+    unread = [number for number, event in poll.poll(0) if event & select.POLLERR]
+    for number in unread:  # Python would complain about it once more at its exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+    return unread

@@ -1,0 +1,199 @@
+"""Resume from a checkpoint: what may change, and what TorchRL's checkpoints do not restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torchrl.checkpoint import Checkpoint, CheckpointError
+from torchrl.trainers import Trainer
+
+from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, warn
+from rlsync.runs.config.composing import OF_ONE_RUN, nothing_in
+from rlsync.runs.config.trust import check_checkpoint
+from rlsync.runs.evaluation.checkpoint import Component
+from rlsync.runs.recipes.bounds import Restored
+from rlsync.runs.recipes.checkpoints import Taken, places, taken
+from rlsync.runs.recipes.registry import Recipe
+from rlsync.runs.recipes.run_files import RESOLVED
+from rlsync.runs.recipes.settings import Config
+from rlsync.torchrl_plugin.compat import trainers
+
+#: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
+_POLICY, _PROGRESS = "policy", "trainer_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key that a resumed run has another value of than the run before it."""
+
+    key: str
+    before: Any
+    now: Any
+    kept: str = ""  #: why it cannot change; empty if it can
+    restored: Restored | None = None  #: what brings the old value back with a checkpoint; None: nothing does
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.before} -> {self.now}"
+
+
+def checkpoint_in(path: str, trusted: bool) -> Taken:
+    """The whole checkpoint that ``resume=path`` means; an unchecked or unsafe one has to be ``trusted``."""
+    folder = Path(path)
+    for checkpoint in places(folder):
+        check_checkpoint(checkpoint, trusted)
+    if (found := taken(folder, trusted=trusted)) is None:
+        raise nothing_in(path)
+    return found
+
+
+def changes(before: Config, now: Config) -> list[Change]:
+    """The keys that differ, besides those that belong to one run alone."""
+
+    def differences(before: Any, now: Any, prefix: str) -> Iterator[Change]:
+        for spec in fields(now):
+            key, old, new = prefix + spec.name, getattr(before, spec.name), getattr(now, spec.name)
+            if is_dataclass(new) and type(old) is type(new):
+                yield from differences(old, new, key + ".")
+            elif old != new:
+                yield Change(key, old, new, spec.metadata.get("kept", ""), spec.metadata.get("restored"))
+
+    return [change for change in differences(before, now, "") if change.key not in OF_ONE_RUN]
+
+
+def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
+    """What a run cannot resume with: another recipe, or another value of what the checkpoint holds."""
+    old, new = before.recipe.variant(), now.recipe.variant()
+    if old != new:
+        what = f"cannot resume a run of {old!r} with the recipe {new!r}"
+        yield ConfigError(what, f"resume={now.resume}", f"add recipe={old}, or start anew without resume")
+        return
+    for change in changes(before, now):
+        if change.kept:
+            what = f"a resumed run cannot change {change}: {change.kept}"
+            cure = f"leave {change.key} out, or start anew without resume"
+            yield ConfigError(what, f"resume={now.resume}", cure)
+
+
+def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]) -> None:
+    """Refuse, before a worker starts, a checkpoint that does not fit, or that is at its end."""
+    held = Checkpoint.manifest(checkpoint)["components"]
+    progress = Component()
+    wanted = {_POLICY: recipe.player(config, spaces, False).weights, _PROGRESS: progress}
+    parts = {name: part for name, part in wanted.items() if name in held}
+    try:
+        Checkpoint(**parts).load(checkpoint, map_location="cpu")
+        frames = int(progress.state["collected_frames"]) if _PROGRESS in parts else 0
+    except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
+        raise _misfit(error, checkpoint, changed) from error
+    total = config.recipe.total_frames
+    if frames >= total:
+        what = f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}"
+        cure = f"give more, for example recipe.total_frames={2 * frames}"
+        raise ConfigError(what, f"resume={config.resume}", cure)
+
+
+def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> ConfigError:
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    lines = str(root).strip().splitlines()[:2]  # torch names the tensor in the second line
+    what = " ".join(line.strip() for line in lines)
+    if root is not error:  # TorchRL's error prints whole tensordicts after the part's name
+        what = f"{str(error).partition(':')[0]}: {what}"
+    cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
+    if changed:
+        cure = f"leave out what changes the networks; changed are: {', '.join(map(str, changed))}"
+    return ConfigError(f"the checkpoint does not fit this configuration: {what}", str(checkpoint), cure)
+
+
+def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None) -> None:
+    """Load a checkpoint, and put in again what was ``changed``; None: the run before is unknown."""
+    settings = Settings(trainer)
+    logger, trainer.logger = trainer.logger, None  # it keeps file names, and another kind may be asked for
+    try:
+        # Before TorchRL gives the weights to the workers: one that cannot take them ends.
+        Checkpoint(loss_module=trainer.loss_module).load(checkpoint, map_location="cpu")
+        trainer.load_from_file(checkpoint)
+    except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
+        for told in (error, error.__cause__):
+            if isinstance(told, RlsyncError):  # it tells its own cure: a part, or a worker that died
+                raise told from told.__cause__
+        raise _misfit(error, checkpoint, changed or []) from error
+    finally:
+        trainer.logger = logger
+    settings.put_back(None if changed is None else [c.restored for c in changed if c.restored is not None])
+    if trainer.seed is not None:
+        trainer.collector.set_seed(seed_after(trainer.seed, trainer.collected_frames))
+
+
+def seed_after(seed: int, frames: int) -> int:
+    """The seed of a resumed run's workers: with that of the run before they would play its frames again."""
+    return int(np.random.SeedSequence([seed, frames]).generate_state(1)[0]) % 2**30
+
+
+class Settings:
+    """What the config has set in a trainer, put in again where a checkpoint has brought old values back."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._optimizers = trainers.optimizers(trainer)
+        self._schedulers = schedulers(trainer)
+        self._groups = [[dict(group) for group in one.param_groups] for one in self._optimizers]
+        self._numbers = [(name, number, number.item()) for name, number in _numbers(trainer)]
+
+    def put_back(self, changed: Sequence[Restored] | None) -> None:
+        """Put in again what the config has changed; None if unknown: then all options of optimizers."""
+        names = {place.buffer for place in changed or () if place.buffer}
+        if absent := names - {name for name, _, _ in self._numbers}:
+            what = f"no buffer is called {', '.join(sorted(absent))}, so no old value is replaced there"
+            cure = "correct the name, unless the builder itself uses the setting"
+            warn(RlsyncWarning(what, "in_buffer(...) in the recipe's settings", cure))
+        for name, number, fresh in self._numbers:
+            if name in names:
+                with torch.no_grad():
+                    number.fill_(fresh)
+        for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
+            kinds = ("", type(optimizer).__name__)
+            for index, (group, options) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+                here = [p.option for p in changed or () if p.group in (None, index) and p.optimizer in kinds]
+                for name in options if changed is None else here:
+                    _put_back(group, options, name)
+        for scheduler in self._schedulers:
+            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+
+
+def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
+    if name not in group or name not in fresh or isinstance(group[name], Tensor):
+        return
+    if name in ("params", "initial_lr"):
+        return
+    if name != "lr":
+        group[name] = fresh[name]
+        return
+    # A schedule lowers "lr" and keeps the rate that it began with as "initial_lr". Both change in proportion.
+    base = "initial_lr" if "initial_lr" in group else "lr"
+    old, new = group[base], fresh.get(base, fresh["lr"])
+    if old != new:
+        group["lr"] = group["lr"] * (new / old) if old else new
+        group[base] = new
+
+
+def schedulers(trainer: Trainer) -> list[LRScheduler]:
+    return [value for value in _held_by_hooks(trainer) if isinstance(value, LRScheduler)]
+
+
+def _numbers(trainer: Trainer) -> list[tuple[str, Tensor]]:
+    """The buffers of one number in the loss module, and in modules that registered hooks hold, by name."""
+    owners = [part for part in [trainer.loss_module, *_held_by_hooks(trainer)] if isinstance(part, nn.Module)]
+    named = [(name.rpartition(".")[2], b) for owner in owners for name, b in owner.named_buffers()]
+    return list({id(b): (name, b) for name, b in named if b.numel() == 1 and b.is_floating_point()}.values())
+
+
+def _held_by_hooks(trainer: Trainer) -> list[object]:
+    return [value for hook in trainers.registered_modules(trainer) for value in (hook, *vars(hook).values())]

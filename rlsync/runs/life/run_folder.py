@@ -1,0 +1,162 @@
+"""Reads the files of a run's folder, also while the run goes on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.plan import Receipt
+from rlsync.record.schedule import Life
+from rlsync.runs.config.trust import config_in
+from rlsync.runs.life.state import name_it
+from rlsync.runs.recipes.run_files import (
+    EVALUATIONS,
+    METRICS,
+    RECEIPTS,
+    RESOLVED,
+    SCALARS,
+    SCHEDULE,
+    STALENESS,
+)
+
+Numbers = NDArray[np.float64]
+
+
+def tell_without_end(run: Path, last: Life) -> None:
+    """Say how far the schedule of a run goes whose last life has no end, as that of a killed one."""
+    if not any(note["event"] == "end" for note in last.notes):
+        newest = max((publish.version for publish in last.publishes), default=0)
+        why = "the run goes on or was killed, or the file was cut off"
+        print(f"{run / SCHEDULE} stops at version {newest}, without an end: {why}", file=sys.stderr)
+
+
+class NotRecorded(Exception):
+    """A run did not record what is asked for; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over collected frames, oldest first; ``spread`` is their standard deviation, if known."""
+
+    frames: Numbers
+    values: Numbers
+    spread: Numbers | None = None
+
+
+class RunFolder:
+    """A run's folder, else ConfigError. Newer points replace those of frames that a resumed run did again."""
+
+    def __init__(self, path: Path) -> None:
+        if not (path / RESOLVED).is_file():
+            lacks = f"it has no {RESOLVED}" if path.is_dir() else "no folder"
+            runs = sorted(str(file.parent) for file in path.glob(f"[!.]*/{RESOLVED}"))
+            cure = f"it holds runs, name these: {' '.join(runs)}" if runs else name_it(path)
+            raise ConfigError(f"{path} is not the folder of a run: {lacks}", f"run {path}", cure)
+        self.path = path
+
+    def describe(self) -> str:
+        config = config_in(self.path / RESOLVED)
+        recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
+        replay = " with replay" if OmegaConf.select(config, "recipe.replay.ratio") else ""
+        return f"{recipe}{replay} on {env}, seed {seed}"
+
+    def metric(self, name: str) -> Curve:
+        """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
+        file = self.path / METRICS / SCALARS / f"{name}.csv"
+        if file.is_file():
+            return _curve(*_numbers([line.split(",") for line in _whole_lines(file)], file))
+        if not any((self.path / METRICS).glob("events.out.tfevents.*")):
+            sent = "; its metrics are in wandb" if (self.path / METRICS / "wandb").is_dir() else ""
+            raise NotRecorded(f"no metric {name!r}{sent}")
+        if name not in self._events:
+            raise NotRecorded(f"no metric {name!r} in the TensorBoard events")
+        return self._events[name]
+
+    def receipts(self) -> list[Receipt]:
+        """The record of every publish, oldest first."""
+        file = self.path / RECEIPTS
+        found = []
+        for number, line in enumerate(_whole_lines(file), 1):
+            try:
+                found.append(Receipt(**json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise _unreadable(file, f"line {number}: {error}") from error
+        return found
+
+    def of_receipts(self, number: Callable[[Receipt], float]) -> Curve:
+        rows = [(receipt.frames, number(receipt)) for receipt in self.receipts()]
+        if not rows:
+            raise NotRecorded(f"no publish in {RECEIPTS}")
+        return _curve(*np.array(rows, dtype=float).T)
+
+    def staleness(self) -> Curve:
+        """The number of consumed steps by their age; ``frames`` holds the ages, in versions."""
+        columns = _columns(self.path / STALENESS)
+        return Curve(columns["staleness_versions"], columns["steps"])
+
+    def evaluations(self) -> Curve:
+        """Mean return of the evaluated versions, at the frames at which they were published."""
+        columns = _columns(self.path / EVALUATIONS, leave_out="run_id")
+        published = sorted((r.version, r.frames) for r in self.receipts())
+        # A version without a receipt is the one that the workers were started with.
+        versions, frames = np.array([(0, 0), *published], dtype=float).T
+        at = frames[np.searchsorted(versions, columns["version"], side="right") - 1]
+        return _curve(at, columns["return_mean"], columns["return_std"])
+
+    @cached_property
+    def _events(self) -> dict[str, Curve]:
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+        except ImportError as error:
+            cure = "pip install 'rlsync[tensorboard]'"
+            raise NotRecorded(f"metrics are TensorBoard events, which {cure} lets rlsync read") from error
+        events = EventAccumulator(str(self.path / METRICS), size_guidance={SCALARS: 0})
+        events.Reload()
+        found = {}
+        for name in events.Tags()[SCALARS]:
+            rows = [(event.step, event.value) for event in events.Scalars(name)]
+            found[name] = _curve(*np.array(rows, dtype=float).T)
+        return found
+
+
+def _unreadable(file: Path, why: str) -> ConfigError:
+    return ConfigError(f"cannot read what a run wrote: {why}", str(file), "remove or repair the file")
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """The complete lines of a file. The run may be writing it: a last line without an end is left out."""
+    if not file.is_file():
+        raise NotRecorded(f"no {file.name}")
+    text = file.read_text(errors="replace")
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _numbers(rows: list[list[str]], file: Path) -> Numbers:
+    if not rows:
+        raise NotRecorded(f"{file.name} is empty")
+    try:
+        return np.array(rows, dtype=float).T
+    except ValueError as error:
+        raise _unreadable(file, str(error)) from error
+
+
+def _columns(file: Path, leave_out: str = "") -> dict[str, Numbers]:
+    rows = csv.DictReader(_whole_lines(file))
+    names = [name for name in rows.fieldnames or [] if name != leave_out]
+    return dict(zip(names, _numbers([[row[name] for name in names] for row in rows], file), strict=True))
+
+
+def _curve(frames: Numbers, values: Numbers, spread: Numbers | None = None) -> Curve:
+    """A curve without points that are not numbers, and without those that a resumed run did again."""
+    good = (frames <= np.minimum.accumulate(frames[::-1])[::-1]) & np.isfinite(values)
+    return Curve(frames[good], values[good], None if spread is None else spread[good])

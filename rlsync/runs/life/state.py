@@ -1,0 +1,253 @@
+"""What a run is doing, or how it ended: what it writes of itself, and how that is read.
+
+Loads torch for the board's memory file, and nothing of TorchRL: it answers while a machine is busy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.extensions import THIS_MACHINE
+from rlsync.core.whole_file import json_of, record_in
+from rlsync.record.schedule import lag_in_words
+from rlsync.runs.actors.cluster.session import ClusterStatus
+from rlsync.runs.recipes import run_files as files
+from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
+from rlsync.transport.board.reader import BoardHandle
+from rlsync.transport.contract import ReaderStatus
+from rlsync.transport.shared_file import FileAddress
+
+
+def name_it(folder: Path) -> str:
+    """What to do about a folder that is none of a run."""
+    if (folder / ".hydra").is_dir():
+        return "start it again: it was stopped before it had written anything; or wait, if it just starts"
+    return "name the folder that rlsync train printed as 'run'; runs made in Python write no config"
+
+
+#: What a run is doing; the first word of what is printed says the same.
+RUNNING, HAS_ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
+
+
+ROOM_BYTES = 16 * 1024  #: what is kept for :class:`Ended`, whose error may have many lines
+
+
+#: What a run writes of itself, from its first moment on, beside how it ended.
+_BEGAN = (files.ROOM, files.BOARD, files.CLUSTER, files.STATISTICS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a run. Its folder has it as a file, unless the run goes on or was killed."""
+
+    # "total_frames collected", "target return reached", "interrupted" (Ctrl-C), "terminated" or "failed"
+    how: str
+    at: str  # local time, 2026-11-20 18:00:00
+    status: int  # the exit status
+    frames: int | None = None  # collected; None if training had not begun
+    version: int | None = None  # the newest published one; None if training had not begun
+    error: str = ""  # what the run failed with, as it was printed
+    checkpoint: str | None = None
+    run_id: str = ""  # as in the run's receipts; empty if training had not begun
+    evaluations_ended: str | None = None  # why there were none any more before the end
+
+    def __str__(self) -> str:
+        counts = "" if self.frames is None else f"  frames {self.frames:,}  version {self.version}"
+        lines = [f"ended {self.at}: {self.how}{counts}"]
+        lines += [self.error] if self.error else []
+        lines += [self.evaluations_ended] if self.evaluations_ended else []
+        lines += [f"checkpoint {self.checkpoint}"] if self.checkpoint else []
+        return "\n".join(lines)
+
+    def write(self, run: Path) -> None:
+        """Leave this in a run's folder, and take the board's address away: the board is gone. It is written
+        over the bytes that :func:`begin` has put there, so a full disk takes it, also a second time.
+        """
+        room = run / files.ROOM
+        with suppress(FileNotFoundError):
+            (run / files.ENDED).replace(room)
+        room.touch()
+        with room.open("r+") as file:
+            file.write(json_of(asdict(self)) + "\n")
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        room.replace(run / files.ENDED)
+        (run / files.BOARD).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    state: str  # one of the four words above
+    told: str  # for people, in lines
+    version: int | None = None  # the newest published one; None if it cannot be known
+    workers: tuple[ReaderStatus, ...] = ()  # one entry for each worker of a running training
+    ended: Ended | None = None  # how the run ended, if it did so by itself
+    statistics: files.RunStatistics | None = None  # what the run last wrote of itself
+    agents: tuple[RunStatus, ...] = ()  # of a population
+    lag: str = ""  # how old the weights are that workers act with, in words; empty if it cannot be known
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the run goes on and all its workers live; of a population, whether all its agents do."""
+        if self.agents:
+            return all(agent.healthy for agent in self.agents)
+        return self.state == RUNNING and all(worker.alive for worker in self.workers)
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = asdict(self)
+        del facts["told"]
+        return facts
+
+
+def status_of(run: Path) -> RunStatus:
+    if agents := files.agents_in(run):
+        return _population(run, agents)
+    found, statistics, schedule = _state_of(run), files.statistics_in(run), run / files.SCHEDULE
+    told = [found.told, *(() if statistics is None else (str(statistics),))]
+    lag = lag_of(run)
+    told += [lag] if lag else []
+    if found.ended is None and statistics is not None and statistics.evaluations_ended is not None:
+        told.append(statistics.evaluations_ended)
+    if schedule.is_file():
+        told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
+    version = statistics.version if found.version is None and statistics else found.version
+    return replace(found, told="\n".join(told), statistics=statistics, version=version, lag=lag)
+
+
+def lag_of(run: Path) -> str:
+    """How old the weights are that a run's workers act with, as its config says; empty where it does not."""
+    try:
+        config = yaml.safe_load((run / files.RESOLVED).read_text())
+        collector, here = config["collector"], config["cluster"]["kind"] == THIS_MACHINE
+        return lag_in_words(collector["lag"], in_process=here and collector["num_workers"] == 0)
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):  # another rlsync wrote it
+        return ""
+
+
+def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:
+    end, each = ended(run), {number: status_of(folder) for number, folder in agents.items()}
+    states = {found.state for found in each.values()}
+    state = HAS_ENDED if end is not None else RUNNING if states & {RUNNING, NO_BOARD} else KILLED
+    told = [str(end)] if end is not None else []
+    told += [f"agent {number}: {found.told}" for number, found in each.items()]
+    told.append(f"best agent {files.best_agent(run)}")
+    return RunStatus(state, "\n".join(told), ended=end, agents=tuple(each.values()))
+
+
+def _state_of(run: Path) -> RunStatus:
+    handle = handle_in(run)
+    cluster = ClusterStatus.read(run / files.CLUSTER) if (run / files.CLUSTER).is_file() else None
+    found = _watched(handle) if handle is not None and ended(run) is None else None
+    if found is not None:
+        return found
+    learner = learner_in(run)
+    # Only now: a run that ends closes its board, then writes this, and then its process is gone.
+    end = ended(run)
+    if end is not None:
+        return RunStatus(HAS_ENDED, str(end), end.version, ended=end)
+    if learner is None and any((run / name).is_file() for name in _BEGAN):
+        return RunStatus(KILLED, _killed(run))
+    if handle is not None:
+        return RunStatus(RUNNING, "the board is closed: the run is ending")
+    if cluster is not None:
+        return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
+    if learner is not None:
+        numbers = files.statistics_in(run)
+        starting = "" if numbers is not None and numbers.frames else "the run is starting, or "
+        why = f"{starting}its workers read no board, so the learner alone can ask them"
+        return RunStatus(RUNNING, f"pid {learner} trains: {why}")
+    if not (run / files.RESOLVED).is_file():
+        what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
+        raise ConfigError(what, "rlsync status", name_it(run))
+    since = at((run / files.RESOLVED).stat().st_mtime)
+    why = "the run is starting, or was killed while it started"
+    return RunStatus(NO_BOARD, f"no board, since {since}: {why}")
+
+
+def handle_in(run: Path) -> BoardHandle | None:
+    """The address of the board that a run left in its folder; None if there is none."""
+    try:
+        found = json.loads((run / files.BOARD).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    address = FileAddress(**found["address"])
+    if address.kind is None:  # no other file is opened for a foreign folder
+        what = f"{address.path} is not where a board lies"
+        raise ConfigError(what, str(run / files.BOARD), "remove the file")
+    return BoardHandle(address, found["board_id"])
+
+
+def _watched(handle: BoardHandle) -> RunStatus | None:
+    try:
+        watch = BoardWatch(*handle.open())
+        readers = watch.status()
+    except BoardClosed:
+        return None
+    workers = tuple(reader for reader in readers if reader.reader != EVALUATOR)
+    lines = (str(reader).replace(f"worker {EVALUATOR} ", "evaluator ") for reader in readers)
+    told = "\n".join([f"newest version {watch.newest}", *lines])
+    return RunStatus(RUNNING, told, watch.newest, workers)
+
+
+def _killed(run: Path) -> str:
+    """The run has not written how it ended: it had no time to."""
+    checkpoint = run / files.CHECKPOINT
+    signs = [run / name for name in (*_BEGAN, files.RECEIPTS)]
+    signs += [*(run / files.METRICS).rglob("*"), *checkpoint.rglob("*")]
+    last_sign = max(file.stat().st_mtime for file in signs if file.exists())
+    left = f"checkpoint {checkpoint}" if checkpoint.is_dir() else "it had written no checkpoint"
+    return f"killed, or the machine stopped; the run last wrote something {at(last_sign)}\n{left}"
+
+
+def begin(run: Path) -> None:
+    """Take away what an earlier run in this folder has left: a new one begins. Keep room for its end."""
+    for name in (files.ENDED, files.ROOM, files.BOARD, files.STATISTICS):
+        (run / name).unlink(missing_ok=True)
+    began = {"pid": os.getpid(), "began_s": psutil.Process().create_time()}
+    # No file system compresses the rest.
+    (run / files.ROOM).write_bytes(json.dumps(began).encode() + b"\n" + os.urandom(ROOM_BYTES))
+    # What a killed process was writing. One that is whole, or was replaced, stays until there is a newer one.
+    for half in run.glob(f".{files.CHECKPOINT}.stage-*"):
+        if not (half / files.DIGESTS).is_file():
+            shutil.rmtree(half, ignore_errors=True)
+
+
+def learner_in(run: Path) -> int | None:
+    """The process on this machine that trains in this folder, if one does."""
+    with suppress(OSError, ValueError, psutil.Error):
+        said = json.loads((run / files.ROOM).read_bytes().partition(b"\n")[0])
+        process = psutil.Process(said["pid"])
+        # A process's number is given again, also that of one that has just begun.
+        if abs(process.create_time() - said["began_s"]) < 1 and process_state(process.pid) != "dead":
+            return process.pid
+    return None
+
+
+def ended(run: Path) -> Ended | None:
+    """How the run in this folder ended; None if it has not, or was killed."""
+    found = record_in(run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed")
+    if found is not None and found.checkpoint is not None:  # the folder may have moved since
+        found = replace(found, checkpoint=str(run / files.CHECKPOINT))
+    return found
+
+
+def at(timestamp: float) -> str:
+    """Local time of a timestamp, to the second."""
+    return datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+
+
+#: Seconds between two views: on a terminal, where one replaces the other, and elsewhere.
+EVERY_S, PLAIN_EVERY_S = 0.5, 2.0

@@ -1,0 +1,272 @@
+"""A run from the build of its trainer to its last word, life by life."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer
+
+from rlsync import Stop, SyncWeights
+from rlsync.core.errors import ConfigError
+from rlsync.core.whole_file import write_whole
+from rlsync.record.planned import PlannedHandle
+from rlsync.runs.config import trust
+from rlsync.runs.evaluation.evaluator import evaluations_ended
+from rlsync.runs.life.ending import LIFE_OVER, Ending, Interrupts
+from rlsync.runs.life.job import Job
+from rlsync.runs.life.output import output_read
+from rlsync.runs.life.resume import load
+from rlsync.runs.life.state import EVERY_S, PLAIN_EVERY_S
+from rlsync.runs.recipes.hooks.measuring import InSummary, StatisticsHook
+from rlsync.runs.recipes.hooks.steering import EpisodeReturns
+from rlsync.runs.recipes.pure import PureStepper
+from rlsync.runs.recipes.rerun import keep_life
+from rlsync.runs.recipes.run_files import BOARD, RESOLVED
+from rlsync.tensors.device import keep_freed_memory
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat import trainers
+from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
+from rlsync.transport.board.reader import BoardHandle
+
+
+def train_job(job: Job, parent: Connection | None = None) -> int:
+    """Build, resume if asked, and train. Returns the exit status. ``parent``: see :class:`Interrupts`."""
+    run_dir = begun(job)
+    with Interrupts.caught(parent) as interrupts:
+        while (status := _live(job, run_dir, interrupts)) is None:
+            gc.collect()  # what lives leave has files open, in cycles of references
+            job = job.next_life(run_dir)
+    return status
+
+
+def begun(job: Job) -> Path:
+    """Make this process and the run's folder ready, and say which run it is. Returns the folder."""
+    prepare_process()
+    run_dir = Path(str(job.config.run_dir))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    trust.claim(run_dir, job.trusted)
+    if not job.continues_in(run_dir):
+        OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
+    print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
+    return run_dir
+
+
+def _live(job: Job, run_dir: Path, interrupts: Interrupts) -> int | None:
+    """One life of a run: its exit status, or None if the run goes on with another one."""
+    # Inside, for what ended.json says; outside, because it may not be possible to write that.
+    with output_read(run_dir), Ending.of(run_dir) as ending, output_read(run_dir):
+        with interrupts.held():
+            trainer = job.build()
+        with shut_down(trainer):
+            _prepare(trainer, job, run_dir)
+            life = TrainingLife(trainer, interrupts, job.config.life_frames)
+            ending.watch(trainer, life.sync)
+            life.train(job, run_dir, ending)
+        reason = life.reason()
+        status = ending.reached(reason, interrupts.exit_status())
+        return None if reason == LIFE_OVER else status
+
+
+def _prepare(trainer: Trainer, job: Job, run_dir: Path) -> None:
+    """Load the checkpoint that a run goes on from, and leave one where the run may be killed at any time."""
+    CollectorState.of(trainer)
+    if isinstance(stepper := trainer.optimization_stepper, PureStepper):
+        print(f"updates {stepper.way()}", flush=True)
+
+    goes_on = job.continues_in(run_dir)
+    if job.checkpoint is not None:
+        load(trainer, job.checkpoint, job.changes)
+        print(told_of_resume(trainer, job), flush=True)
+        if goes_on and (kept := keep_life(run_dir, job.checkpoint)) is not None:
+            trust.claim(kept, trusted=True)  # this run's own, or looked at when it was loaded
+
+    if goes_on or job.shared is not None:  # an agent may be killed, and resumed, at any time
+        trainer.save_trainer(force_save=True)  # it and the config beside it belong together
+        OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
+
+
+class TrainingLife:
+    """One life of a run, from its trainer to its end, and why it ended.
+
+    Whoever wants to know how far the run is, or draws that, asks here.
+
+    Raises:
+        ConfigError: the trainer lacks a hook that says it.
+    """
+
+    def __init__(self, trainer: Trainer, interrupts: Interrupts, life_frames: int | None = None) -> None:
+        hooks = trainers.registered_modules(trainer)
+        syncs = [hook for hook in hooks if isinstance(hook, SyncWeights) and hook.feeds is trainer.collector]
+        returns = [hook for hook in hooks if isinstance(hook, EpisodeReturns)]
+        statistics = [hook for hook in hooks if isinstance(hook, StatisticsHook)]
+        counts = len(syncs), len(returns), len(statistics)
+        if counts != (1, 1, 1):
+            what = "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(*counts)
+            cure = "register one of each, as rlsync.runs.recipes.parts.register_hooks(trainer, run) does"
+            raise ConfigError(what, "the recipe's build()", cure)
+        self.trainer = trainer
+        self.sync = syncs[0]
+        self._returns = returns[0]
+        self._statistics = statistics[0]
+        self._interrupts = interrupts
+        self._began_s = time.monotonic()
+        self._end_frames = trainer.collected_frames + (life_frames or trainer.total_frames)
+        trainer.register_op("post_steps_log", self._batch_done)
+
+    def train(self, job: Job, run_dir: Path, ending: Ending) -> None:
+        """Train until the life is over, and print how it ended; a signal is obeyed from here on."""
+        stop = Stop(self.trainer, job.config.stop_within_s)
+        self._interrupts.attach(stop, job.config.stop_within_s)
+        if self._interrupts.signal is not None:
+            print("stopped: interrupted before the first frame", flush=True)
+            trainers.run_shutdown_operations(self.trainer)  # else the evaluator would be waited for, in vain
+            return
+
+        way = self._way_of_updates()
+        leave_address(self.trainer, run_dir)
+        line = LiveLine(self, Console())
+        with stop, line.shown(), ending.saving(unless=stop.covers):
+            self.trainer.train()
+
+        if stop.lost is not None and stop.saved is not None:
+            print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
+            ending.tell(stop.saved)
+        if self._way_of_updates() != way:  # they were compiled, or somebody has put a hook on them
+            print(f"updates {self._way_of_updates()}", flush=True)
+        print(self.summary(), flush=True)
+        for part in trainers.registered_modules(self.trainer):
+            if isinstance(part, InSummary):
+                print(part.summary_line(), flush=True)
+
+    def _way_of_updates(self) -> str:
+        stepper = self.trainer.optimization_stepper
+        return stepper.way() if isinstance(stepper, PureStepper) else ""
+
+    def _batch_done(self, batch: TensorDictBase | None = None) -> None:
+        if self._is_over:
+            self.trainer.request_stop(LIFE_OVER)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether another life follows now."""
+        return self._end_frames <= self.trainer.collected_frames < self.trainer.total_frames
+
+    @property
+    def all_collected(self) -> bool:
+        """Whether the run has all its frames."""
+        return bool(self.trainer.collected_frames >= self.trainer.total_frames)
+
+    def reason(self) -> str:
+        """Why the life ends, if it ends now."""
+        if self._interrupts.signal is not None:
+            return self._interrupts.how()
+        if self._returns.reached:
+            return "target return reached"
+        return LIFE_OVER if self._is_over else "total_frames collected"
+
+    def progress(self) -> str:
+        """How far the run is, in a line."""
+        return self._statistics.now().progress()
+
+    def summary(self) -> str:
+        """Why and where the life has ended, in a line."""
+        newest = len(self._returns.newest)
+        mean = f"{self._returns.mean:.1f}" if newest else "none"
+        parts = [
+            f"stopped: {self.reason()}",
+            f"frames {self.trainer.collected_frames:,}",
+            f"mean return of the last {newest} episodes {mean}",
+            f"version {self.sync.version}",
+            f"{time.monotonic() - self._began_s:.1f} s",
+        ]
+        ended = evaluations_ended(self.trainer)
+        return "  ".join([*parts, ended] if ended else parts)
+
+
+class LiveLine:
+    """Draws how far a run is: twice a second on a terminal, every few seconds elsewhere."""
+
+    def __init__(self, life: TrainingLife, console: Console) -> None:
+        self._life = life
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._every_s = PLAIN_EVERY_S if self._live is None else EVERY_S
+        self._next_s = time.monotonic()
+        life.trainer.register_op("post_steps_log", self._batch_done)
+
+    def shown(self) -> contextlib.AbstractContextManager[object]:
+        """Inside, a terminal is drawn to."""
+        return self._live or contextlib.nullcontext()
+
+    def _batch_done(self, batch: TensorDictBase | None = None) -> None:
+        now_s = time.monotonic()
+        is_last = self._live is not None and self._life.all_collected
+        if now_s < self._next_s and not is_last:
+            return
+        self._next_s = now_s + self._every_s
+        text = self._life.progress()
+        if self._live is None:
+            print(text, flush=True)
+        else:
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def told_of_resume(trainer: Trainer, job: Job) -> str:
+    told = f"resumed from {job.checkpoint}  frames {trainer.collected_frames:,}"
+    if job.changes is None:
+        return (
+            f"{told}\nno {RESOLVED} lies beside this checkpoint: keys that this command line does not give "
+            "have their defaults, so repeat the overrides of the first run"
+        )
+    return "\n".join([told, *(f"changed {change}" for change in job.changes)])
+
+
+def prepare_process() -> None:
+    """One thread, which leaves the cores to the workers; no slow numbers; memory kept; and less noise."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # Adam's moments of units that are off would cost dqn a fifth of a step
+    keep_freed_memory()
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*experimental/prototype feature")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrl")
+
+
+@contextlib.contextmanager
+def shut_down(trainer: Trainer) -> Iterator[Trainer]:
+    """Whatever happens inside, workers and evaluator are gone afterwards, and what was logged is written."""
+    try:
+        yield trainer
+    except BaseException:
+        with contextlib.suppress(Exception):  # another error is on its way, which must not be lost
+            trainers.run_shutdown_operations(trainer)
+        raise
+    finally:
+        trainer.shutdown()
+        if trainer.logger is not None:
+            trainer.logger.close()
+
+
+def leave_address(trainer: Trainer, run_dir: Path) -> None:
+    """Leave the address of the workers' board in the run's folder, if they have one, for `rlsync status`."""
+    endpoint = endpoint_of(trainer.collector)
+    handle = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    if isinstance(handle, PlannedHandle):
+        handle = handle.board
+    if isinstance(handle, BoardHandle):
+        write_whole(run_dir / BOARD, lambda beside: beside.write_text(json.dumps(asdict(handle))))

@@ -1,0 +1,172 @@
+"""The rows of an episode as Dreamer's recurrent model reads them, and the sequences that it learns from.
+
+A row is what a step brought, with the action that led to it; the first of an episode's n + 1 has none, and is
+made from what the first of TorchRL's frames began with.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from rlsync.core.errors import ConfigError
+from rlsync.runs.actors.intake import RolloutId
+from rlsync.runs.recipes.replay.memory import Memory
+from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer
+from rlsync.torchrl_plugin.compat.stamps import STAMP
+
+#: What heads read while sequences are replayed, and while steps are imagined.
+REPLAYED, IMAGINED = [("next", "state"), ("next", "belief")], ["state", "belief"]
+
+#: Which environment a row is of, and its number there.
+STREAM, ROW = "stream", "row"
+
+
+class Streams:
+    """Numbers the rows of rollouts of rlsync's own workers: those of an environment follow each other where
+    one rollout of a worker follows the other. After a lost one, and in another life, new streams begin.
+    """
+
+    def __init__(self) -> None:
+        #: The last rollout of each worker, the ids of its streams, and the numbers of their next rows, [N].
+        self._last: dict[int, tuple[RolloutId, Tensor, Tensor]] = {}
+
+    def numbered(self, batch: TensorDictBase, rollouts: Sequence[RolloutId]) -> TensorDictBase:
+        """Transitions ``[B, T]``, as many of each rollout, with streams and numbers of rows."""
+        begins = batch.get("is_init").reshape(batch.shape).to("cpu", torch.int64)
+        parts = [self._part(*each) for each in zip(rollouts, begins.chunk(len(rollouts)), strict=True)]
+        stream, row = (torch.cat(each).unsqueeze(-1) for each in zip(*parts, strict=True))
+        after = batch.get("next").copy().update({STREAM: stream, ROW: row})
+        # Where an episode begins the number before is that of its first row.
+        return batch.copy().update({STREAM: stream, ROW: row - 1, "next": after})
+
+    def _part(self, rollout: RolloutId, begins: Tensor) -> tuple[Tensor, Tensor]:
+        """The streams and the numbers of the rows that steps bring, ``[N, T]``."""
+        last = self._last.get(rollout.worker)
+        if last is not None and last[0]._replace(number=last[0].number + 1) == rollout:
+            _, streams, after = last
+        else:
+            streams = torch.tensor([secrets.randbits(62) for _ in begins], device="cpu")
+            after = torch.zeros_like(streams)
+        row = after.unsqueeze(-1) + (1 + begins).cumsum(1) - 1
+        self._last[rollout.worker] = rollout, streams, row[:, -1] + 1
+        return streams.unsqueeze(-1).expand_as(row), row
+
+
+def as_rows(batch: TensorDictBase) -> TensorDictBase:
+    """The rows that frames bring; an episode's first one has an action of zeros."""
+    frames = batch.reshape(-1)
+    after = frames.get("next")
+    flags = {name: after.get(name).reshape(-1, 1) for name in ("done", "terminated")}
+    brought = {"observation": after.get("observation"), "reward": after.get("reward").reshape(-1, 1)}
+    steps = TensorDict(
+        {
+            "action": frames.get("action").to(torch.float32),
+            "is_init": torch.zeros_like(flags["done"]),
+            STREAM: after.get(STREAM),
+            ROW: after.get(ROW),
+            "next": brought | flags,
+        },
+        frames.batch_size,
+    )
+    begins = frames.get("is_init").reshape(-1)
+    first = frames[begins]
+    begun = steps[begins].apply(torch.zeros_like)
+    begun["is_init"] = torch.ones_like(begun["is_init"])
+    begun[STREAM], begun[ROW] = first.get(STREAM), first.get(ROW)
+    begun["next", "observation"] = first.get("observation")
+    if STAMP in frames:
+        steps[STAMP], begun[STAMP] = frames.get(STAMP), first.get(STAMP)
+    return torch.cat([begun, steps])
+
+
+class Sequences(OwnSampler):
+    """Draws sequences of ``length`` rows of one stream, wherever they are stored, all alike likely."""
+
+    def __init__(self, length: int, *, within_episodes: bool = False) -> None:
+        self.length = length
+        self._within_episodes = within_episodes
+        #: The rows in order, and of each the number of its sequence, which is as long as it gets.
+        self._found: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Rows ``[batch_size]``, one sequence after the other; ConfigError if none that long is stored."""
+        return self.find(storage, batch_size // self.length, self.length).reshape(-1), {}
+
+    def find(self, storage: Storage, count: int, length: int) -> Tensor:
+        """The places ``[count, length]`` of sequences of any length; see :meth:`sample`."""
+        if self._found is None:
+            self._found = self._look(storage)
+        order, run = self._found
+        last = max(0, len(order) - length + 1)
+        starts = np.flatnonzero(run[:last] == run[length - 1 :][:last])
+        if not len(starts):
+            source = "episode" if self._within_episodes else "environment"
+            what = f"no {length} rows of one {source} follow each other in the replay buffer"
+            cure = "collect more frames before the first update (recipe.pace.prefill), or draw shorter ones"
+            raise ConfigError(what, f"{len(storage)} rows are stored", cure)
+        chosen = starts[torch.randint(len(starts), (count,), device="cpu").numpy()]
+        return torch.from_numpy(order[chosen[:, None] + np.arange(length)])
+
+    def _look(self, storage: Storage) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        stored = storage[: len(storage)]
+        stream, row = (stored[key].reshape(-1).cpu().numpy() for key in (STREAM, ROW))
+        _, first, which = np.unique(stream, return_index=True, return_inverse=True)
+        order = np.lexsort((row, first[which]))  # by where a stream begins here: its id is random
+        stream, row = stream[order], row[order]
+        torn = (stream[1:] != stream[:-1]) | (row[1:] != row[:-1] + 1)
+        if self._within_episodes:
+            torn |= stored["is_init"].reshape(-1).cpu().numpy()[order][1:]
+        return order, np.concatenate([[0], np.cumsum(torn)])
+
+    def clear(self, *_: object) -> None:
+        """Look at the rows anew before the next draw."""
+        self._found = None
+
+    add = extend = load_state_dict = clear
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what is stored tells all."""
+        return {}
+
+
+class SequenceMemory(Memory):
+    """A memory of rows, from which sequences are drawn. They begin without a state, as episodes do."""
+
+    def __init__(
+        self,
+        buffer: RowBuffer,
+        sequences: Sequences,
+        state: Mapping[str, int],
+        rollouts: Callable[[], Sequence[RolloutId]],
+    ) -> None:
+        super().__init__(buffer)
+        self._sequences = sequences
+        self._state = state
+        self._rollouts = rollouts  # of the batch that is stored
+        self._streams = Streams()
+
+    def rows(self, batch: TensorDictBase) -> TensorDictBase:
+        return as_rows(self._streams.numbered(batch, self._rollouts()))
+
+    def draw(self, batch: Any) -> TensorDictBase:
+        """The sequences ``[sequences, length]`` of the next optimizer step."""
+        return self._begun(super().draw(batch).reshape(-1, self._sequences.length))
+
+    def some(self, count: int, length: int) -> TensorDictBase:
+        """So many other sequences, of any length, to look at."""
+        storage = self.buffer.storage
+        return self._begun(storage[self._sequences.find(storage, count, length)])
+
+    def _begun(self, drawn: TensorDictBase) -> TensorDictBase:
+        drawn["is_init"][:, 0] = True
+        for key, width in self._state.items():
+            drawn[key] = torch.zeros(*drawn.shape, width, device=drawn.device)
+        return drawn

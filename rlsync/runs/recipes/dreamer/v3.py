@@ -1,0 +1,252 @@
+"""DreamerV3: a world model from replayed sequences, an actor and a critic from what it imagines.
+
+Workers hold the player as ``policy.player``: encoder, recurrent model and actor.
+Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives.DreamerV3Loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import Generator, Tensor, nn
+from torchrl import modules
+from torchrl.objectives import DreamerV3ActorLoss, DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
+from torchrl.trainers import Trainer
+from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
+
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.envs.actions import BoxActions
+from rlsync.runs.actors.player import State
+from rlsync.runs.recipes import parts, pure
+from rlsync.runs.recipes.dreamer.building import imagined_env, let_act, make_trainer
+from rlsync.runs.recipes.dreamer.config import DreamerV3Config
+from rlsync.runs.recipes.dreamer.player import (
+    BELIEF,
+    PREVIOUS_ACTION,
+    STATE,
+    ActingNetwork,
+    WorldModelPlayer,
+    squashed,
+)
+from rlsync.runs.recipes.dreamer.sequences import IMAGINED, REPLAYED
+from rlsync.runs.recipes.dreamer.v3_update import action_features, drawn_state, next_belief, pure_update
+from rlsync.runs.recipes.spaces import Spaces
+from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
+
+
+def build(run: parts.Run[DreamerV3Config]) -> Trainer:
+    recipe = run.recipe
+    loss = make_loss(recipe, run.spaces, run.device)
+    network = loss.actor_network
+    adopts: dict[str, Any] = {"on_adoption": recipe.on_adoption, "window": recipe.window}
+    player = DreamerV3Player(network, recipe, run.spaces, **adopts)
+    with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
+        optimizer = DreamerV3Optimizer(
+            loss.parameters(), lr=recipe.lr, agc=recipe.clip_norm, warmup_steps=recipe.warmup_steps
+        )
+        target = pure.SoftTargets(loss.value_loss, tau=recipe.tau)
+        stepper = DreamerV3OptimizationStepper(
+            loss,
+            optimizer,
+            target,
+            compile_train_step=False,  # on two cores it takes minutes and gains nothing
+            cudagraph=False,
+        )
+        trainer = make_trainer(run, collector, loss, optimizer, player.widths, stepper)
+        pure.PureStepper(lambda: pure_update(loss, optimizer, target)).register(trainer)
+        greedy = DreamerV3Player(network, recipe, run.spaces, deterministic=True)
+        parts.register_with_evaluations(trainer, run, greedy)
+    return trainer
+
+
+class SymlogMLP(modules.DreamerV3MLP):
+    """An MLP whose input is squashed first: numbers of any size become small ones."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return super().forward(*map(modules.symlog, inputs))
+
+
+class SymexpMLP(modules.DreamerV3MLP):
+    """An MLP that says the symlog of its output, as the paper's decoder does: the loss takes it of both."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return modules.symexp(super().forward(*inputs))
+
+
+def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV3Loss:
+    """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
+    width = recipe.categoricals * recipe.classes
+    features = width + recipe.belief
+    sizes = {
+        "hidden_dim": recipe.cells,
+        "rnn_hidden_dim": recipe.belief,
+        "num_categoricals": recipe.categoricals,
+        "num_classes": recipe.classes,
+        "unimix": recipe.unimix,
+    }
+
+    def head(outputs: int, outscale: float = 1.0) -> modules.DreamerV3MLP:
+        return modules.DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
+
+    encoder, embedding, decoder = make_eyes(recipe, spaces, features)
+    bounds = None if spaces.discrete else spaces.bounds()
+    prior = ScaledPrior(spaces.actions, bounds, num_blocks=1, prior_num_layers=1, **sizes)
+    posterior = modules.RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
+    ends = head(1)
+    reward, value = head(recipe.bins, 0.0), head(recipe.bins, 0.0)
+    actor = make_actor(recipe, spaces, features)
+    mean = modules.SymExpTwoHot(recipe.bins)  # of what a head of bins says
+    world_model = TensorDictSequential(
+        TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
+        modules.RSSMRolloutV3(
+            TensorDictModule(
+                prior,
+                ["state", "belief", "action"],
+                [("next", "prior_logits"), ("next", "state"), ("next", "belief")],
+            ),
+            TensorDictModule(
+                posterior,
+                [("next", "belief"), ("next", "encoded_latents")],
+                [("next", "posterior_logits"), ("next", "state")],
+            ),
+        ),
+        TensorDictModule(decoder, REPLAYED, [("next", "reco_pixels")]),
+        TensorDictModule(reward, REPLAYED, [("next", "reward_logits")]),
+        TensorDictModule(mean, [("next", "reward_logits")], [("next", "reward")]),
+        TensorDictModule(ends, REPLAYED, [("next", "continue_pred")]),
+    )
+    model_loss = DreamerV3ModelLoss(
+        world_model,
+        lambda_continue=1.0,
+        kl_mode="separate",
+        unimix=recipe.unimix,
+        free_bits=recipe.free_nats,
+        num_reward_bins=recipe.bins,
+        detach_output=False,
+        reco_symlog=spaces.picture is None,  # pixels are compared as they are, from 0 to 1
+    )
+    model_loss.set_keys(pixels="observation")
+    transition = TensorDictModule(prior, ["state", "belief", "action"], ["_", "state", "belief"])
+    rewards = TensorDictSequential(
+        TensorDictModule(reward, IMAGINED, ["reward_logits"]),
+        TensorDictModule(mean, ["reward_logits"], ["reward"]),
+    )
+    imagined = imagined_env(transition, rewards, width, recipe, spaces)
+    critic = TensorDictSequential(
+        TensorDictModule(value, IMAGINED, ["state_value_logits"]),
+        TensorDictModule(mean, ["state_value_logits"], ["state_value"]),
+    )
+    actor_loss = DreamerV3ActorLoss(
+        actor,
+        critic,
+        imagined,
+        continuation_model=TensorDictSequential(
+            TensorDictModule(ends, IMAGINED, ["continue_pred"]),
+            TensorDictModule(nn.Sigmoid(), ["continue_pred"], ["continuation"]),
+        ),
+        imagination_horizon=recipe.horizon,
+        entropy_bonus=recipe.entropy,
+        use_reinforce=spaces.discrete,  # else the gradient goes through the model
+    )
+    actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda)
+    value_loss = DreamerV3ValueLoss(
+        critic,
+        value_loss="two_hot",
+        num_value_bins=recipe.bins,
+        actor_loss=actor_loss,
+        slow_critic_regularization=1.0,
+    )
+    value_loss.set_keys(value_logits="state_value_logits")
+    losses, horizon = (model_loss, actor_loss, value_loss), 1 / (1 - recipe.gamma)
+    loss = DreamerV3Loss(*losses, continuation_horizon=horizon, lmbda=recipe.gae_lambda).to(device)
+    seen = TensorDictModule(encoder, ["observation"], ["encoded_latents"])
+    model = modules.RSSMStateEstimatorV3(prior, posterior)
+    let_act(loss, TensorDictSequential(seen, model, actor))
+    return loss
+
+
+class DreamerV3Player(WorldModelPlayer):
+    """The prior makes the belief from the action before; the posterior then draws the state."""
+
+    draws = staticmethod(torch.rand)
+
+    def __init__(self, network: ActingNetwork, recipe: DreamerV3Config, spaces: Spaces, **how: Any) -> None:
+        widths = recipe.categoricals * recipe.classes, recipe.belief
+        super().__init__(network, spaces, noise=(recipe.categoricals,), widths=widths, **how)
+
+    def seen(
+        self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        encoder, model, _ = self.parts
+        prior, posterior = model.prior, model.posterior
+        features = action_features(prior, before[PREVIOUS_ACTION])
+        belief = next_belief(prior.rnn, before[STATE], before[BELIEF], features)
+        encoded = encoder.module(observation)
+        logits = posterior.obs_rnn_to_post_projector(torch.cat([belief, encoded], -1))
+        if self.soft:
+            return logits.unflatten(-1, (-1, posterior.num_classes)).softmax(-1).flatten(-2), belief
+        return drawn_state(posterior, logits, noise), belief
+
+    def chosen(self, state: Tensor, belief: Tensor, generator: Generator) -> Tensor:
+        net, *spread, _ = self.parts[-1]
+        said = net.module(state, belief)
+        if isinstance(self.actions, BoxActions):
+            loc, scale = spread[0].module(said)
+            return squashed(loc, None if self.deterministic else scale, self.actions, generator)
+        if self.soft:
+            return said.softmax(-1)
+        if self.deterministic:
+            choice = said.argmax(-1)
+        else:
+            choice = torch.multinomial(said.softmax(-1), 1, generator=generator).squeeze(-1)
+        return nn.functional.one_hot(choice, self.actions.n).to(state.dtype)
+
+
+def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
+    """Encoder, width of its output, decoder. Pictures stay uint8 until TorchRL's own encoder and loss."""
+    if spaces.picture is None:
+        encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
+        return encoder, recipe.cells, SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
+    eye = modules.DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
+    decoder = modules.DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
+    return eye, eye.output_features(spaces.picture), decoder
+
+
+def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> ProbabilisticTensorDictSequential:
+    """What chooses an action from a state: one of n, or numbers within their bounds."""
+    if spaces.discrete:
+        sizes = {"depth": recipe.depth, "num_cells": recipe.cells}
+        return modules.DreamerV3DiscreteActor(features, spaces.actions, unimix=recipe.unimix, **sizes)
+    low, high = spaces.bounds()
+    net = modules.DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)
+    spread = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=0.1)
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(net, IMAGINED, ["loc_and_scale"]),
+        TensorDictModule(spread, ["loc_and_scale"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"],
+            ["action"],
+            distribution_class=modules.TanhNormal,
+            distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
+            return_log_prob=True,
+        ),
+    )
+
+
+def acting(run: parts.Run[DreamerV3Config], deterministic: bool) -> parts.Acting:
+    """What plays one version, so nothing is adopted."""
+    network = make_loss(run.recipe, run.spaces).actor_network
+    return parts.Acting(
+        network, DreamerV3Player(network, run.recipe, run.spaces, deterministic=deterministic)
+    )
+
+
+RECIPE = parts.Recipe("dreamer_v3", DreamerV3Config, parts.ANY.probe, build, acting)

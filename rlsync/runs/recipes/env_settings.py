@@ -1,0 +1,180 @@
+"""The settings of environments: any id of gymnasium's, its picture, or an Atari game with its protocol."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.runs.actors.envs.specs import AtariEnvs, GymnasiumEnvs, RenderedEnvs
+from rlsync.runs.recipes.bounds import above_zero, fraction, not_below_zero, refuse, values_for
+
+_V5 = re.compile(r"ALE/\w+-v5")
+_OTHER = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?-(?P<version>v[045])")
+_ANY_GAME = AtariEnvs("")
+_ANY_PICTURE = RenderedEnvs("")
+
+
+@dataclass
+class EnvConfig:
+    """The environments of every worker: an id of gymnasium's, and arguments for ``gymnasium.make``.
+
+    ``kind`` names the tuned settings for environments of this kind: ``tuned/RECIPE_KIND``.
+    """
+
+    kind: ClassVar[str] = "vectors"
+    #: The id of the environment in gymnasium.
+    id: str = "CartPole-v1"
+    #: Environments in each worker, stepped as one batch. Default: one. With more, the policy is called less
+    #: often, on larger batches.
+    num_envs: int = above_zero(1)
+    #: Arguments for gymnasium.make; those that are not given have its defaults. Add one with a plus:
+    #: +env.kwargs.max_episode_steps=200
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names_module(self) -> bool:
+        """Whether its id names a module to import first, as in ``my_module:MyEnv-v0``."""
+        return ":" in self.id
+
+    def errors(self) -> Iterator[RlsyncError]:
+        """What is wrong with these settings beyond their bounds."""
+        if not self.id:
+            yield ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
+
+    def facts(self) -> str:
+        """The environment in a few words, for the first lines of a run."""
+        return self.id
+
+    def spec(self) -> GymnasiumEnvs | AtariEnvs:
+        """What the workers of the actor-learner step."""
+        return GymnasiumEnvs(self.id, self.kwargs)
+
+
+@dataclass
+class AtariConfig(EnvConfig):
+    """A game from pixels, by the v5 protocol; the keys are those of AtariEnvs, ``kwargs`` its ``options``."""
+
+    kind: ClassVar[str] = "pixels"
+    #: The id of the game, as ALE/<Game>-v5. You must give it.
+    id: str = ""
+    #: Environments in each worker, stepped as one vector. recipe.batch_size must be a multiple of it. By
+    #: default the policy sees eight observations at once.
+    num_envs: int = above_zero(8)
+    #: Sticky actions: the probability that a frame of the game repeats the action of the frame before. 0.25
+    #: as in v5; 0.0 as in XNoFrameskip-v4.
+    repeat_action_probability: float = fraction(0.25)
+    #: Frames of the game in one step. rlsync counts steps: total_frames=10000000 is 40 million frames of a
+    #: game.
+    frameskip: int = above_zero(_ANY_GAME.frameskip)
+    #: Whether a picture is the maximum of the last two frames of a step. Some games draw things in every
+    #: other frame.
+    maxpool: bool = _ANY_GAME.maxpool
+    #: A game begins with a random number of frames without an action, at most this many.
+    noop_max: int = not_below_zero(_ANY_GAME.noop_max)
+    #: Whether a game that waits for FIRE begins with it.
+    use_fire_reset: bool = _ANY_GAME.use_fire_reset
+    #: Whether the learner's episode ends, as terminated, when a life is lost. The game goes on, and reported
+    #: returns and lengths are still those of whole games.
+    life_loss_ends_episode: bool = _ANY_GAME.life_loss_ends_episode
+    #: All 18 actions instead of those that the game uses.
+    full_action_space: bool = _ANY_GAME.full_action_space
+    #: A game is truncated after this many of its frames; 108000 are 30 minutes.
+    max_episode_frames: int = above_zero(_ANY_GAME.max_episode_frames)
+    #: Size of the grey pictures, in pixels.
+    img_height: int = above_zero(_ANY_GAME.img_height)
+    img_width: int = above_zero(_ANY_GAME.img_width)
+    #: Number of newest pictures in an observation.
+    stack_num: int = above_zero(_ANY_GAME.stack_num)
+    #: Threads that step the environments of one worker.
+    threads: int = above_zero(_ANY_GAME.threads)
+
+    def errors(self) -> Iterator[RlsyncError]:
+        if not self.id:
+            yield ConfigError("no game is named", "env.id", "for example env.id=ALE/Breakout-v5")
+        elif not _V5.fullmatch(self.id):
+            yield ConfigError(f"{self.id!r} is not the id of an Atari game's v5", "env.id", _cure(self.id))
+        for name in self.kwargs.keys() & {spec.name for spec in fields(self)}:
+            cure = f"write env.{name}={self.kwargs[name]}"
+            yield ConfigError(f"{name} has a key of its own", f"env.kwargs.{name}", cure)
+
+    def facts(self) -> str:
+        sticky = self.repeat_action_probability
+        actions = f"sticky actions {sticky:g}" if sticky else "no sticky actions"
+        lives = "; a lost life ends the learner's episode" if self.life_loss_ends_episode else ""
+        return (
+            f"{self.id}: {actions}, {self.frameskip} frames a step, up to {self.noop_max} no-ops, at most "
+            f"{self.max_episode_frames:,} frames a game{lives}; returns are of whole games, not clipped"
+        )
+
+    def spec(self) -> AtariEnvs:
+        """What makes the environments; a ConfigError if :meth:`errors` has one."""
+        refuse(self.errors())
+        game = self.id.removeprefix("ALE/").removesuffix("-v5")
+        rom = re.sub(r"(?<=[a-z])(?=[A-Z]|\d[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", game).lower()
+        return AtariEnvs(rom, options=self.kwargs, **values_for(_ANY_GAME, self))
+
+
+@dataclass
+class RenderedConfig(EnvConfig):
+    """An id seen as its ``rgb_array``; the keys are those of RenderedEnvs, ``kwargs`` its ``options``."""
+
+    kind: ClassVar[str] = "rendered"
+    #: The id of the environment in gymnasium. You must give it.
+    id: str = ""
+    #: Size of the pictures that are seen, in pixels. dreamer_v3 needs multiples of 16.
+    img_height: int = above_zero(_ANY_PICTURE.img_height)
+    img_width: int = above_zero(_ANY_PICTURE.img_width)
+    #: The part of the rendering that is seen, as [top,bottom,left,right] in pixels of the rendering; []: all
+    #: of it.
+    crop: list[int] = field(default_factory=list)
+    #: Steps of the environment for each action. Their rewards are added up, and the last one is drawn. rlsync
+    #: counts actions: frames and lengths of episodes are numbers of actions.
+    frameskip: int = above_zero(_ANY_PICTURE.frameskip)
+
+    def errors(self) -> Iterator[RlsyncError]:
+        if not self.id:
+            yield ConfigError("no environment is named", "env.id", "for example env.id=CartPole-v1")
+        if len(self.crop) not in (0, 4):
+            cure = "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it"
+            yield ConfigError(f"env.crop cannot be {list(self.crop)}", "env.crop", cure)
+        if "render_mode" in self.kwargs:
+            what = "a picture is always rendered as rgb_array"
+            yield ConfigError(what, "env.kwargs.render_mode", "leave it out")
+
+    def facts(self) -> str:
+        part = f" of the part {list(self.crop)} of its rendering" if self.crop else " of its rendering"
+        steps = f", {self.frameskip} steps for each action" if self.frameskip > 1 else ""
+        return f"{self.id} from pixels: {self.img_height} x {self.img_width}{part}{steps}"
+
+    def spec(self) -> RenderedEnvs:
+        refuse(self.errors())
+        keys = values_for(_ANY_PICTURE, self) | {"crop": tuple(self.crop)}
+        return RenderedEnvs(options=self.kwargs, **keys)
+
+
+def _cure(name: str) -> str:
+    found = _OTHER.fullmatch(name)
+    if found is None:
+        return "for example env.id=ALE/Breakout-v5"
+    sticky = 0.0 if found["version"] == "v4" else AtariConfig.repeat_action_probability
+    words = f"env.id=ALE/{found['game']}-v5 env.repeat_action_probability={sticky}"
+    return f"give {words}, as {found['version']} has it"
+
+
+def refuse_unsaid_protocol(env: EnvConfig) -> None:
+    """Raise ConfigError for an Atari game that is named as any id: nothing would say how it is played."""
+    found = _OTHER.fullmatch(env.id)
+    named = found and (env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id)
+    if found and named and not isinstance(env, AtariConfig):
+        what = f"{env.id!r} is an Atari game, and nothing says by which protocol it is played"
+        cure = f"give env=atari env.id=ALE/{found['game']}-v5; AtariConfig in Python; /schema/atari in a file"
+        raise ConfigError(what, "env", cure)
+
+
+def settings_with(keys: Collection[str]) -> EnvConfig:
+    """The defaults of the settings that have these keys, as a run's config has written them."""
+    kinds = (EnvConfig, AtariConfig, RenderedConfig)
+    return next((kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)}), EnvConfig())

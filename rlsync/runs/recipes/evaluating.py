@@ -1,0 +1,217 @@
+"""The evaluating process of a run, the end of a run by its results, and what plays a run's checkpoint; and a
+trial of a run's environment, before the run.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor
+from torchrl.collectors import BaseCollector
+from torchrl.trainers import Trainer
+
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.core.plan import POLICY
+from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.actors.player import Player, check_fits
+from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
+from rlsync.runs.evaluation.evaluator import Evaluator, board_of
+from rlsync.runs.evaluation.play import Patience, filmed, play
+from rlsync.runs.evaluation.process import EvaluationJob, Filming, best_in
+from rlsync.runs.evaluation.try_out import random_steps
+from rlsync.runs.recipes.checks import VIDEO_KEY
+from rlsync.runs.recipes.env_settings import AtariConfig, EnvConfig
+from rlsync.runs.recipes.networks import workers_player
+from rlsync.runs.recipes.registry import Recipe, recipe_of
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
+from rlsync.runs.recipes.settings import Config, EvaluationConfig
+from rlsync.runs.recipes.timeline import versions_between_evaluations
+from rlsync.runs.recipes.trainer import register_hooks
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+
+#: Between the seed of a run and that of its evaluations: they begin as no worker's first episodes do.
+APART = 2**30
+
+
+def register_with_evaluations(trainer: Trainer, run: Run[Any], greedy: Player, learned: str = "") -> None:
+    """Register what publishes, logs and watches, and the evaluating process if the config wants one, whose
+    returns then decide on ``recipe.target_return``. It plays with ``greedy``, whose modules are those of the
+    workers; the names of the learned leaves begin with ``learned``. ConfigError: there is no run folder.
+    """
+    evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
+    returns = register_hooks(trainer, run, stop_at_return=not evaluates)
+    if evaluates:
+        player = workers_player(run.config.sync, greedy, run.device)
+        evaluator = make_evaluator(run, trainer.collector, player, learned)
+        evaluator.target = run.recipe.target_return
+        evaluator.stop = returns.stop
+        evaluator.register(trainer)
+
+
+def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
+    """The process that plays on the workers' board, once it has made its first step.
+
+    ConfigError: there is no board or no run folder. WorkerLost, AdoptionTimeout: the process did not start.
+    """
+    board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
+    folder, films = run.folder, evaluation.video_every
+    if board is None or folder is None:
+        what = "an evaluation needs a board to read and a run folder to write to"
+        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
+    best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
+    job = EvaluationJob(
+        board=board,
+        player=player,
+        env=config.env.spec(),
+        episodes=evaluation.episodes,
+        every_versions=versions_between_evaluations(config),
+        file=folder / EVALUATIONS,
+        seed=config.seed + APART,
+        adopt=config.collector.adopt,  # type: ignore[arg-type]
+        device=run.evaluation_device,
+        best=folder / BEST,
+        kept=f"{POLICY}.{learned}",
+        filming=None if films is None else Filming(folder / VIDEOS, films, folder / BEST_VIDEO),
+        run_id=endpoint_of(collector).publisher.ledger.run_id,
+        patience=patience_of(evaluation),
+    )
+    settings = config.collector
+    return Evaluator(
+        job, start_timeout_s=settings.start_timeout_s, silent_timeout_s=settings.silent_timeout_s
+    )
+
+
+def patience_of(evaluation: EvaluationConfig) -> Patience:
+    return Patience(evaluation.give_up_after_steps, evaluation.give_up_after_s)
+
+
+def require_screen(config: Config) -> None:
+    """Raise ConfigError if a run is to be filmed and its environment, which is made here, cannot be drawn."""
+    if config.recipe.evaluations().video_every is None:
+        return
+    try:
+        filmed(config.env.spec(), config.seed, leave_out=f"{VIDEO_KEY}=null").close()
+    except ConfigError as error:
+        raise ConfigError(error.what, f"{VIDEO_KEY}; {error.where}", error.cure) from error
+
+
+def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:
+    """What acts with a checkpoint's weights, once loaded; ``deterministic`` takes the likeliest action."""
+    recipe = recipe_of(config)
+    return recipe.player(config, recipe.probe(config.env), deterministic)
+
+
+#: A trial takes so many steps in a way of playing, and takes no longer than so many seconds.
+TRIAL_STEPS = 100
+TRIAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The first steps in a run's environment, before the run: how many were taken, and ended an episode."""
+
+    way: str
+    steps: int
+    episodes: int
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps as {self.way}"
+
+
+def tried_by_workers(config: Config) -> Trial:
+    """Take random steps in the environments of one worker; ConfigError: they raise, or answer what a run
+    cannot use.
+    """
+    return _trial(config, "workers step it", _steps_of_workers(config))
+
+
+def tried_by_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Trial:
+    """Take steps as an evaluation does, with the policy as it is made; ConfigError as before. ``spaces`` is
+    what ``recipe.probe`` returned.
+    """
+    return _trial(config, "evaluations play it", _steps_of_evaluations(config, recipe, spaces))
+
+
+def _trial(config: Config, way: str, ended_in_each_step: Iterator[int]) -> Trial:
+    began = time.monotonic()
+    steps = 0
+    episodes = 0
+    try:
+        for ended in ended_in_each_step:
+            steps += 1
+            episodes += ended
+            if time.monotonic() - began > TRIAL_S:
+                break
+    except RlsyncError:
+        raise
+    except Exception as error:  # it is foreign code, which may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{config.env.id!r} raises {type(error).__name__}: {first_line(error)}"
+        where = f"env.id, as {way}, after {steps} steps; {Path(last.filename).name}, line {last.lineno}"
+        cure = "mend the environment, or give another one: a run would end there"
+        raise ConfigError(what, where, cure) from error
+    return Trial(way, steps, episodes)
+
+
+def whether_episodes_end(config: Config, trials: Sequence[Trial]) -> str:
+    """In words, what trials have told of the ends of episodes."""
+    if episodes := sum(each.episodes for each in trials):
+        return f"{episodes} episodes ended"
+    if _limits_episodes(config.env):
+        return "no episode ended in these"
+    limit = f"{config.recipe.evaluations().give_up_after_steps:,}"
+    return (
+        "no episode ended, and nothing limits them: without an end there are no returns, and evaluations "
+        f"give up after {limit} steps; +env.kwargs.max_episode_steps=1000 limits them"
+    )
+
+
+def _limits_episodes(env: EnvConfig) -> bool:
+    if isinstance(env, AtariConfig):
+        return True
+    registered = gymnasium.registry.get(env.id.rpartition(":")[2])
+    limit = None if registered is None else registered.max_episode_steps
+    return env.kwargs.get("max_episode_steps", limit) is not None
+
+
+def _steps_of_workers(config: Config) -> Iterator[int]:
+    """Yields how many episodes ended in each step."""
+    env = config.env
+    generator = torch.Generator().manual_seed(config.seed)
+    with closing(make_venv(env.spec(), env.num_envs, config.seed)) as envs:
+        for answer in random_steps(envs, generator, TRIAL_STEPS):
+            _require_finite(config, answer.reward, answer.observation)
+            yield int(answer.over.sum())
+
+
+def _steps_of_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Iterator[int]:
+    """Yields how many episodes ended in each step."""
+    acting = recipe.player(config, spaces, deterministic=True)
+    with closing(make_venv(acting.env, 1)) as envs:
+        check_fits(acting.player, envs, str(acting.env))
+        patience = patience_of(config.recipe.evaluations())
+        playing = play(acting.player, envs, TRIAL_STEPS, config.seed + APART, patience=patience)
+        next(playing)
+        for ended in islice(playing, TRIAL_STEPS):
+            yield len(ended)
+
+
+def _require_finite(config: Config, reward: Tensor, observation: Tensor) -> None:
+    """Refuse numbers that would end a run at its first update."""
+    for name, numbers in (("reward", reward), ("observation", observation)):
+        if not bool(torch.isfinite(numbers).all()):
+            what = f"{config.env.id!r} answers step() with a {name} that is infinite or not a number"
+            cure = (
+                "let it answer with finite numbers: nothing can be learned from others, and the run would end"
+            )
+            raise ConfigError(what, f"env.id; the {name} is {numbers.flatten().tolist()[:8]}", cure)

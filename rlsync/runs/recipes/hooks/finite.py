@@ -1,0 +1,169 @@
+"""Ends a run before a loss or a gradient that is not finite reaches the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn, optim
+from torch.nn.utils import get_total_norm
+from torchrl.trainers import Trainer
+
+from rlsync.core.errors import ConfigError, NotFinite
+from rlsync.runs.recipes.pure import PureStepper
+from rlsync.tensors.digest import all_finite
+from rlsync.torchrl_plugin.compat import in_place_of
+from rlsync.torchrl_plugin.compat.trainers import optimizers
+from rlsync.torchrl_plugin.ending.last_checkpoint import finite_weights, save_before_the_end
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+
+#: TorchRL's steppers write the norm of the gradient under a key that begins so, before they step.
+_NORM = "grad_norm"
+
+
+class StopIfNotFinite(RegistersItself):
+    """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number. It names
+    the loss or the parameters, the step and the checkpoint, which is written once more if the weights, those
+    of before, are finite. It reads the norm that TorchRL's steppers have computed, or computes one.
+    """
+
+    def __init__(self) -> None:
+        self._seen = _LastLosses()
+        self._trainer: Trainer | None = None
+        self._steps = 0
+
+    def register(self, trainer: Trainer, name: str = "stop_if_not_finite") -> None:
+        """Check every step of every optimizer; ConfigError if the trainer has none. ``name`` is not used."""
+        found = optimizers(trainer)
+        if not found:
+            what = "the trainer has no optimizer to watch"
+            cure = "register it after the optimizer or the optimization stepper is set"
+            raise ConfigError(what, f"StopIfNotFinite().register({type(trainer).__name__})", cure)
+        self._trainer = trainer
+        for optimizer in found:
+            optimizer.register_step_pre_hook(self._before_step)
+        if isinstance(trainer.loss_module, nn.Module):
+            trainer.loss_module.register_forward_hook(self._seen)
+        if isinstance(trainer, Trainer):
+            self._seen.watch_methods(trainer)
+            if isinstance(trainer.optimization_stepper, PureStepper):
+                trainer.optimization_stepper.told.append(self._seen.saw)
+
+    def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
+        self._steps += 1
+        losses, norms = self._seen.losses(), self._seen.norms()
+        if not norms:
+            grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+            norms = [float(get_total_norm(grads))]
+        if not (all(map(math.isfinite, norms)) and all(map(all_finite, losses.values()))):
+            what = self._at_fault(losses, optimizer)
+            if what:
+                raise self._error(what, optimizer)
+        self._seen.forget()
+
+    def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:
+        """What is not finite; empty if only the norm is, because squares of large numbers overflow."""
+        wrong = ((name, loss) for name, loss in losses.items() if not all_finite(loss))
+        bad = [f"{name!r} is {x.item() if x.numel() == 1 else 'not finite'}" for name, x in wrong]
+        if bad:
+            return f"the loss {', '.join(bad)}"
+        module = None if self._trainer is None else self._trainer.loss_module
+        params = _parameters(optimizer)
+        named = module.named_parameters() if isinstance(module, nn.Module) else ()
+        names = {id(p): repr(name) for name, p in named}
+        odd = [p for p in params if p.grad is not None and not all_finite(p.grad)]
+        if not odd:
+            return ""
+        if len(odd) == sum(p.grad is not None for p in params):
+            # Clipping by a norm that is not a number spoils every gradient. Without clipping it shows which.
+            odd = self._seen.parameters_at_fault(params) or odd
+        told = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in odd]
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        return f"the gradient of {', '.join(told[:3])}{more} is not finite"
+
+    def _error(self, what: str, optimizer: optim.Optimizer) -> NotFinite:
+        trainer = self._trainer
+        assert trainer is not None
+        cure = "no step was made; the weights are those of before"
+        if not finite_weights(trainer):
+            cure = "no step was made, but the weights were not finite before; resume from an older checkpoint"
+        elif trainer.save_trainer_file is not None:
+            saved = save_before_the_end(trainer)
+            cure = f"no step was made; no checkpoint of before: {saved.why_not}"
+            if saved.path is not None:
+                cure = (
+                    f"no step was made; {saved.path} has the weights of before: resume with a smaller "
+                    "clip_norm or learning rate"
+                )
+        # The optimizer's own count outlives a resume.
+        made = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+        step = max(made, default=self._steps - 1) + 1
+        return NotFinite(what, f"optimizer step {step}, after {trainer.collected_frames:,} frames", cure)
+
+
+class _LastLosses:
+    """A forward hook that keeps what the loss module was last given and returned, and no trainer."""
+
+    def __init__(self) -> None:
+        self._module: nn.Module | None = None
+        self._given: tuple[Any, ...] = ()
+        self._returned: TensorDictBase | Mapping[str, Tensor] | None = None
+        self._of_methods: dict[str, Tensor] = {}
+
+    def watch_methods(self, trainer: Trainer) -> None:
+        """Keep what methods of the loss module return, too: forward hooks do not see them."""
+
+        @in_place_of(trainer, "compute_loss")
+        def compute_loss(trainer: Trainer, sub_batch: TensorDictBase, method: str | None = None) -> object:
+            returned = type(trainer).compute_loss(trainer, sub_batch, method)
+            match returned:
+                case (Tensor() as loss, *_) if method is not None:
+                    self._of_methods[method] = loss.detach()
+            return returned
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...], returned: object) -> None:
+        if isinstance(returned, TensorDictBase):
+            self._module, self._given, self._returned = module, given, returned
+
+    def saw(self, found: Mapping[str, Tensor]) -> None:
+        """Keep losses and norms that no loss module returned."""
+        self._returned = found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _LastLosses:
+        return _LastLosses()
+
+    def forget(self) -> None:
+        """Let go of the batch and of the graph."""
+        self._module, self._given, self._returned, self._of_methods = None, (), None, {}
+
+    def losses(self) -> dict[str, Tensor]:
+        """The losses that are differentiated, by name; of methods, by theirs."""
+        return self._under("loss") | self._of_methods
+
+    def norms(self) -> list[float]:
+        """The norms that the stepper wrote into what the loss module returned."""
+        return [float(norm) for norm in self._under(_NORM).values()]
+
+    def parameters_at_fault(self, params: list[Tensor]) -> list[Tensor]:
+        """The parameters whose gradient is not finite before it is clipped, found by another pass."""
+        if self._module is None:
+            return []
+        with torch.enable_grad():
+            again = self._module(*self._given)
+            total = sum(loss.sum() for name, loss in again.items() if name.startswith("loss"))
+            if not isinstance(total, Tensor) or not total.requires_grad:
+                return []
+            grads = torch.autograd.grad(total, params, allow_unused=True)
+        return [p for p, grad in zip(params, grads, strict=True) if grad is not None and not all_finite(grad)]
+
+    def _under(self, prefix: str) -> dict[str, Tensor]:
+        if self._returned is None:
+            return {}
+        return {name: value for name, value in self._returned.items() if name.startswith(prefix)}
+
+
+def _parameters(optimizer: optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,162 @@
+"""The recipes impala and laser: workers that act all the time, and a learner that never waits for them.
+
+Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trainer runs the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import optim
+from torchrl.trainers import LRSchedulerHook, Trainer
+
+from rlsync import LogPolicyLag
+from rlsync.core.errors import ConfigError
+from rlsync.runs.actors.envs.observations import require_vector_or_picture
+from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.actors.envs.vectors import SpacedEnvs
+from rlsync.runs.actors.frames import RolloutShape
+from rlsync.runs.actors.player import in_dtype
+from rlsync.runs.actors.replay.mixing import ReplayMix
+from rlsync.runs.actors.replay.shared import SharedReplay, SharedReplayHandle, made_replay
+from rlsync.runs.actors.replay.unrolls import UnrollReplay
+from rlsync.runs.actors.rollout_collector import RolloutCollector
+from rlsync.runs.actors.supervision import Restarts
+from rlsync.runs.recipes import parts
+from rlsync.runs.recipes.env_settings import refuse_unsaid_protocol
+from rlsync.runs.recipes.hooks.steering import EpisodeReturns, MixReplayed
+from rlsync.runs.recipes.impala.heads import PolicyHead, head_for
+from rlsync.runs.recipes.impala.loss import ImpalaLoss
+from rlsync.runs.recipes.impala.network import ImpalaNet
+from rlsync.runs.recipes.impala.settings import ImpalaConfig
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig
+from rlsync.transport.shared_file import SharedFile
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSpaces:
+    observation_shape: tuple[int, ...]
+    head: PolicyHead
+
+
+def build(run: Run[ImpalaConfig]) -> Trainer:
+    recipe = run.recipe
+    if recipe.evaluation.every_frames and run.folder is None:
+        what = "an evaluation needs a run folder to write to"
+        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
+    if recipe.agents > 1:
+        what = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
+        raise ConfigError(what, "recipe.agents", "give 1; rlsync train starts populations")
+    network = make_network(recipe, run.spaces)
+    loss = make_loss(recipe, network).to(run.device)
+    optimizer: optim.Optimizer
+    if recipe.optimizer == "adam":
+        optimizer = optim.Adam(loss.parameters(), recipe.lr, eps=recipe.adam_eps)
+    else:
+        optimizer = optim.RMSprop(loss.parameters(), recipe.lr, recipe.rms_alpha, recipe.rms_eps)
+    settings = parts.trainer_settings(run)
+    collector = make_collector(run, network)
+    try:
+        trainer = Trainer(
+            **settings, collector=collector, loss_module=loss, optimizer=optimizer, optim_steps_per_batch=1
+        )
+        scheduler = parts.annealing(run, optimizer)
+        if scheduler is not None:
+            LRSchedulerHook(scheduler).register(trainer)
+        register_hooks(trainer, run, collector, network)
+    except BaseException:
+        collector.shutdown()
+        raise
+    return trainer
+
+
+def probe(config: EnvConfig) -> VectorSpaces:
+    """Make one environment in this process, look at it, and close it; ConfigError if it cannot be made."""
+    with parts.making(config, "; for Atari env=atari env.id=ALE/Pong-v5, with 'rlsync[atari]'"):
+        refuse_unsaid_protocol(config)
+        envs = make_venv(config.spec(), 1)
+    try:
+        if isinstance(envs, SpacedEnvs):
+            require_vector_or_picture(envs.observations, config.id)
+        return VectorSpaces(envs.observation_shape, head_for(envs.actions))
+    finally:
+        envs.close()
+
+
+def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
+    model, pixels = recipe.model, len(spaces.observation_shape) == 3
+    options = vars(model) | ({"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {})
+    bfloat16 = recipe.update_dtype == BFLOAT16
+    return ImpalaNet(spaces.observation_shape, spaces.head, bfloat16=bfloat16, **options)
+
+
+def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
+    return ImpalaLoss(network, **vars(recipe.loss_settings()))
+
+
+def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
+    recipe, config = run.recipe, run.config
+    batches = recipe.batches(config)
+    return run.place.collector(
+        network.player(store_params=recipe.loss_settings().trust_region is not None),
+        when_full=recipe.when_full,
+        steps=batches.steps,
+        envs_per_worker=config.env.num_envs,
+        overlap=recipe.overlap,
+        rollouts_per_batch=batches.rollouts,
+        slots=recipe.slots,
+        dtype=parts.workers_dtype(config.sync),
+        adopt=config.collector.adopt,
+        storing_device=run.device,
+        seed=config.seed,
+        restarts=Restarts(recipe.max_restarts),
+        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
+    )
+
+
+def register_hooks(
+    trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector, network: ImpalaNet
+) -> None:
+    recipe, replay = run.recipe, run.recipe.replay
+    if replay.ratio:
+        seed, shared = run.config.seed, run.shared
+        held: UnrollReplay | SharedReplay
+        if shared is None:
+            held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=seed)
+        else:
+            held = SharedReplay(shared, collector.player.records, lambda: collector.last_workers, seed)
+        number = 0 if shared is None else shared.agent
+        mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps, agent=number)
+        MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
+    LogPolicyLag(parts.register_sync(trainer, run)).register(trainer)
+    EpisodeReturns(recipe.target_return, recipe.target_episodes).register(trainer)
+    if recipe.evaluation.every_frames:
+        greedy = in_dtype(network.player(deterministic=True), parts.workers_dtype(run.config.sync))
+        parts.make_evaluator(run, collector, greedy).register(trainer)
+    run.place.watch(trainer)
+
+
+def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[SharedFile, SharedReplayHandle]:
+    """The replay of agents with these configs; ConfigError if their rollouts differ, or it is too large."""
+    recipes, env = [ImpalaConfig.of(config) for config in configs], configs[0].env
+    shapes = [RolloutShape(recipe.unroll_length, env.num_envs) for recipe in recipes]
+    players = [
+        make_network(recipe, spaces).player(store_params=recipe.loss_settings().trust_region is not None)
+        for recipe in recipes
+    ]
+    if len({shape.layout(player) for shape, player in zip(shapes, players, strict=True)}) > 1:
+        what = "the rollouts of these agents differ, and one replay cannot hold them"
+        raise ConfigError(what, "recipe.vary", "vary no lengths of unrolls, and nothing that rollouts record")
+    replays = [recipe.replay for recipe in recipes]
+    capacity = sum(replay.capacity_steps for replay in replays)
+    return made_replay(players[0], shapes[0], capacity, replays[0].max_bytes, len(configs))
+
+
+def acting(run: Run[ImpalaConfig], deterministic: bool) -> parts.Acting:
+    network = make_network(run.recipe, run.spaces)
+    return parts.Acting(network, network.player(deterministic=deterministic))
+
+
+RECIPE = parts.Recipe("impala", ImpalaConfig, probe, build, acting)

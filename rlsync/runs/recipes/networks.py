@@ -1,0 +1,83 @@
+"""Small networks, and workers' copies of them in another dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrl import modules
+
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.player import Player
+from rlsync.runs.recipes.sync_settings import SyncConfig
+from rlsync.tensors.layout import dtype_named
+from rlsync.tensors.sendable import copied
+
+
+class MixedMLP(modules.MLP):
+    """An MLP that computes in the dtype of its weights and returns float32."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        dtype = self[0].weight.dtype  # functional calls put plain tensors in the parameters' place
+        return super().forward(*(tensor.to(dtype) for tensor in inputs)).float()
+
+
+class NormedLinear(nn.Sequential):
+    """A linear layer behind a batch normalisation, with the numbers of CrossQ's authors."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        norm = nn.BatchNorm1d(inputs, eps=1e-3, momentum=0.01)
+        norm.num_batches_tracked = None  # it counts for nothing beside a momentum
+        super().__init__(norm, nn.Linear(inputs, outputs, bias))
+
+    @property
+    def weight(self) -> Any:
+        return self[1].weight
+
+
+def mlp(
+    features: int,
+    outputs: int,
+    hidden: list[int],
+    *,
+    last_gain: float,
+    activation: type[nn.Module] = nn.Tanh,
+    **options: Any,
+) -> MixedMLP:
+    """A network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
+    net = MixedMLP(features, outputs, num_cells=hidden, activation_class=activation, **options)
+    layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, 2**0.5)
+        nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(layers[-1].weight, last_gain)
+    return net
+
+
+def workers_dtype(sync: SyncConfig) -> torch.dtype | None:
+    """The dtype in which workers hold their networks, if the sync map declares one."""
+    return next((dtype_named(route.dtype) for route in sync.map if route.dtype), None)
+
+
+def workers_player(sync: SyncConfig, player: Player, device: torch.device) -> Player:
+    """What workers act with: ``player``, or a copy in host memory, if the learner is on another ``device``,
+    and with its networks in the dtype that the map declares.
+    """
+    if workers_dtype(sync) is None and device == CPU:
+        return player
+    made = copied(player, "the player", player.modules, type(player).__name__)
+    for module in made.modules.values():
+        module.to(CPU)
+    cast_as_workers(sync, made)
+    return made
+
+
+def cast_as_workers(sync: SyncConfig, player: Player) -> None:
+    """Put a player's networks into the dtype that the map declares, in which workers act."""
+    dtype = workers_dtype(sync)
+    for module in player.modules.values():
+        for part in module.modules():
+            # The bounds of actions are leaves of td3's TanhModule; players hold them as numbers.
+            if isinstance(part, (MixedMLP, modules.TanhModule)):
+                part.to(dtype=dtype)

@@ -1,0 +1,107 @@
+"""Where a run's workers are, and the collectors that they make there: processes here, or on a cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torchrl.trainers import Trainer
+
+from rlsync import Forkserver
+from rlsync.record.schedule import FixedLag, Life
+from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.actors.player import Player
+from rlsync.runs.actors.players.prefill import PREFILL, PrefilledPlayer
+from rlsync.runs.actors.repeated import RepeatedUnrolls
+from rlsync.runs.actors.rollout_collector import RolloutCollector
+from rlsync.runs.recipes.networks import workers_player
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.run_files import VERSIONS
+from rlsync.runs.recipes.spaces import making, naming_env
+
+
+class Here:
+    """Workers on this machine. A run has it, or a ``Cluster``."""
+
+    def __init__(self, run: Run[Any]) -> None:
+        self._run = run
+        self._settings = run.config.collector
+        self.workers = run.config.workers_per_node  #: on each machine
+
+    def collector(self, player: Player, *, when_full: Any = "block", **settings: Any) -> RolloutCollector:
+        """Start workers that act with a player; ``settings`` are arguments of all collectors of rollouts."""
+        config, lag = self._run.config, self._settings.lag
+        life: Life | FixedLag | None = self._run.again
+        if life is None and lag is not None and not config.in_process:
+            life = FixedLag(lag, self.workers, settings["rollouts_per_batch"])
+        make = UnrollCollector if life is None else partial(RepeatedUnrolls, life=life, lag=lag or 0)
+        with making(config.env) if config.in_process else self._starting(player):
+            return make(
+                player,
+                config.env.spec(),
+                num_workers=self._settings.num_workers,
+                policy_device=self._run.worker_devices,
+                when_full=when_full,
+                start_method=start_method(),
+                start_timeout_s=self._settings.start_timeout_s,
+                versions_file=self._run.file(VERSIONS),
+                **settings,
+            )
+
+    @contextmanager
+    def _starting(self, player: Player) -> Iterator[None]:
+        """Inside, processes are started, which can be late, or fail; a fork server has their modules."""
+        with naming_env(self._run.config.env), Forkserver(preload=[type(player).__module__]):
+            yield
+
+    def watch(self, trainer: Trainer) -> None:
+        """Nothing: a ring's collector watches its workers."""
+
+
+def start_method() -> str:
+    """How worker processes are started: from a fork server, unless the program chose ``fork``."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return "fork" if chosen == "fork" else "forkserver"
+
+
+@contextmanager
+def started_collector(run: Run[Any], player: Player, *, random_frames: int = 0) -> Iterator[RolloutCollector]:
+    """Workers, here or on a cluster, that act with ``player`` and adopt weights from a board, and a collector
+    of their transitions.
+
+    A batch is one rollout of each worker, ``collector.frames_per_batch`` frames in all. Players act on the
+    devices that the config names, in the dtype that its sync map declares; environments step on the CPU, and
+    frames arrive in host memory. Workers keep running after the ``with`` block; if it raises, they are shut
+    down. Their actions are random in the first ``random_frames`` frames. ConfigError if an environment
+    cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if workers did not start.
+    """
+    config = run.config
+    batches = run.recipe.batches(config)
+    acting = workers_player(config.sync, player, run.device)
+    collector = run.place.collector(
+        PrefilledPlayer(acting) if random_frames else acting,
+        transitions=True,
+        random_frames=random_frames,
+        steps=batches.steps,
+        envs_per_worker=config.env.num_envs,
+        rollouts_per_batch=batches.rollouts,
+        slots=None,
+        adopt=config.collector.adopt,
+        seed=config.seed,
+        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
+    )
+    try:
+        yield collector
+    except BaseException:
+        collector.shutdown()
+        raise
+
+
+def prefill_route(collector: object) -> dict[str, str]:
+    """What is published besides the sync map of the config: whether the workers' actions are random."""
+    if isinstance(collector, RolloutCollector) and collector.prefill is not None:
+        return {PREFILL: "collector.prefill"}
+    return {}

@@ -1,0 +1,154 @@
+"""PPO: TorchRL's own PPOTrainer, loss and advantages, with workers that adopt from a board.
+
+Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers.algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, optim
+from torch.nn.functional import smooth_l1_loss
+from torchrl.data import Composite, LazyTensorStorage
+from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+from torchrl.trainers.algorithms import PPOTrainer
+
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.recipes import parts, pure
+from rlsync.runs.recipes.impala.heads import Categorical
+from rlsync.runs.recipes.settings import PPOConfig
+from rlsync.torchrl_plugin.compat.replay import RowBuffer
+
+
+def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
+    recipe = run.recipe
+    loss = make_loss(recipe, run.spaces, run.device)
+    settings = parts.trainer_settings(run)
+    with parts.started_collector(run, player_of(loss.actor_network, run.spaces)) as collector:
+        optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5, fused=True)
+        trainer = PPOTrainer(
+            **settings,
+            enable_logging=False,  # EpisodeReturns and LogReceipts log what matters here
+            collector=collector,
+            loss_module=loss,
+            optimizer=optimizer,
+            lr_scheduler=parts.annealing(run, optimizer),
+            replay_buffer=RowBuffer(
+                storage=LazyTensorStorage(collector.requested_frames_per_batch, device=run.device),
+                sampler=SamplerWithoutReplacement(),
+                batch_size=recipe.batch_size,
+            ),
+            num_epochs=recipe.num_epochs,
+            optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
+            gae=Advantages(loss.critic_network, recipe.gamma, recipe.gae_lambda),
+        )
+        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
+        # The advantages are computed before the replay buffer is filled.
+        parts.ToLearner(run.device).register(trainer)
+        greedy = player_of(loss.actor_network, run.spaces, deterministic=True)
+        parts.register_with_evaluations(trainer, run, greedy)
+    return trainer
+
+
+def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
+    policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
+    actor = ProbabilisticActor(
+        TensorDictModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        spec=Composite(action=spaces.action_spec),
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+    value_net = parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0)
+    critic = ValueOperator(value_net, in_keys=["observation"])
+    loss = ClipPPOLoss(
+        actor.to(device),  # before there is a loss: not all that it holds of them follows it later
+        critic.to(device),
+        clip_epsilon=recipe.clip_epsilon,
+        entropy_bonus=recipe.entropy_coeff > 0,
+        entropy_coeff=recipe.entropy_coeff,
+        critic_coeff=recipe.critic_coeff,
+    )
+    return loss.to(device)
+
+
+def player_of(
+    actor: ProbabilisticActor, spaces: parts.Spaces, *, deterministic: bool = False
+) -> parts.HeadPlayer:
+    head = Categorical(spaces.actions)
+    return parts.HeadPlayer(actor, actor[0].module, head, spaces, deterministic=deterministic)
+
+
+@dataclass
+class Advantages:
+    """Writes ``advantage`` and ``value_target`` into batches ``[B, T]``, by TorchRL's GAE.
+
+    One pass of the critic values the T + 1 observations of each environment; where an episode has ended
+    within them, what followed it is valued in a second, small one.
+    """
+
+    critic: ValueOperator
+    gamma: float
+    lmbda: float
+
+    @torch.no_grad()
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        after = batch["next"]
+        seen, following, done = batch["observation"], after["observation"], after["done"]
+        values = self.critic.module(torch.cat([seen, following[:, -1:]], 1))
+        value, next_value = values[:, :-1], values[:, 1:]
+        ends = done.squeeze(-1)
+        if bool(ends.any()):
+            next_value = next_value.clone()
+            next_value[ends] = self.critic.module(following[ends])
+        advantage, target = vec_generalized_advantage_estimate(
+            self.gamma, self.lmbda, value, next_value, after["reward"], done, after["terminated"]
+        )
+        return batch.set("advantage", advantage).set("value_target", target)
+
+
+def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
+    """The update as a function of tensors: equations 7 and 9 of arXiv 1707.06347."""
+    pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
+    v, (critic,) = pure.network(loss.critic_network, loss.critic_network_params)
+    bonus, entropy_coeff, critic_coeff = loss.entropy_bonus, loss.entropy_coeff, loss.critic_coeff
+    least, most = 1 - loss.clip_epsilon, 1 + loss.clip_epsilon
+
+    def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
+        log_probs = pi(actor, b["observation"]).log_softmax(-1)
+        log_ratio = (log_probs * b["action"]).sum(-1) - b["action_log_prob"]
+        ratio, advantage, target = log_ratio.exp(), b["advantage"].squeeze(-1), b["value_target"].squeeze(-1)
+        value = v(critic, b["observation"]).squeeze(-1)
+        gain = torch.minimum(ratio * advantage, ratio.clamp(least, most) * advantage)
+        found = {"loss_objective": -gain.mean()}
+        if bonus:
+            entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+            found |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
+        missed, spread = (target - value).var(correction=0), target.var(correction=0)
+        return found | {
+            "loss_critic": critic_coeff * smooth_l1_loss(value, target, reduction="none").mean(),
+            "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
+            "kl_approx": -log_ratio.mean(),
+            "explained_variance": 1 - missed / (spread + torch.finfo(spread.dtype).eps),
+            "ESS": ratio.sum().square() / ratio.square().sum() / len(ratio),
+            "max_ratio": ratio.max(),
+            "mean_ratio": ratio.mean(),
+        }
+
+    keys = ("observation", "action", "action_log_prob", "advantage", "value_target")
+    return pure.Update((loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys)
+
+
+def acting(run: parts.Run[PPOConfig], deterministic: bool) -> parts.Acting:
+    actor = make_loss(run.recipe, run.spaces).actor_network
+    return parts.Acting(actor, player_of(actor, run.spaces, deterministic=deterministic))
+
+
+RECIPE = parts.Recipe("ppo", PPOConfig, parts.probe, build, acting)

@@ -1,0 +1,349 @@
+"""Updates as functions of tensors, which TorchRL's loss and the optimizer hold; the optimizer makes the step.
+
+So sync maps, checkpoints and hooks on the optimizer see what they see in TorchRL's way. An algorithm's file
+has its losses as functions of a :data:`Batch` and noise, and lists its phases in an :class:`Update`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import nn as tdnn
+from torch import Tensor, nn, optim
+from torch._dynamo import config as dynamo
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+from torch.nn.functional import batch_norm, linear
+from torchrl.modules import MLP, ProbabilisticActor, QValueActor, QValueModule, TanhModule, ValueOperator
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
+from torchrl.objectives import LossModule, SoftUpdate
+from torchrl.trainers import OptimizationStepper, Trainer
+
+from rlsync.core.errors import RlsyncWarning, first_line, warn
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.recipes import networks
+from rlsync.runs.recipes.checks import has_compiler
+from rlsync.runs.recipes.replay.normalize import Standardize, Standardized
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.settings import BFLOAT16, Config
+from rlsync.runs.recipes.timeline import rounds
+from rlsync.torchrl_plugin.compat.replay import Fields, RowBuffer, by_name
+from rlsync.torchrl_plugin.compat.trainers import draw_only, fields_read, foreign_hand, stock_step
+
+#: The tensors ``[B, *]`` that losses read, by key; ``("next", "reward")`` is ``next_reward``.
+Batch = Mapping[str, Tensor]
+#: What losses find out, by name. The sum of those whose names begin with "loss" is differentiated.
+Found = dict[str, Tensor]
+
+TRANSITION: tuple[NestedKey, ...] = (
+    "observation",
+    "action",
+    *(("next", name) for name in ("observation", "reward", "terminated")),
+    "steps_to_next_obs",  # these two are not in every batch
+    "priority_weight",
+)
+
+
+class NotServed(Exception):
+    """Why an update cannot be a function of tensors."""
+
+
+class Network(NamedTuple):
+    """A chain of layers, behind a normalisation if there is a ``clip``; its tensors come with its input."""
+
+    layers: Sequence[tuple[Callable[..., Tensor], int]]  #: with the number of its tensors
+    clip: float | None
+
+    def __call__(self, tensors: Sequence[Tensor], observation: Tensor, *others: Tensor) -> Tensor:
+        at = iter(tensors)
+        if self.clip is not None:
+            observation = ((observation - next(at)) / next(at)).clamp(-self.clip, self.clip)
+        x = torch.cat([observation, *others], -1) if others else observation
+        for layer, held in self.layers:
+            x = layer(x, *[next(at) for _ in range(held)])
+        return x.to(observation.dtype)  # which autocast may have changed
+
+    def each(self, stacked: Sequence[Tensor], observation: Tensor, action: Tensor) -> list[Tensor]:
+        """Values ``[B]`` of each of several networks, whose tensors TorchRL holds as one, stacked."""
+        of_each = zip(*(tensor.unbind(0) for tensor in stacked), strict=True)
+        return [self(tensors, observation, action).squeeze(-1) for tensors in of_each]
+
+
+#: What layers compute with their own tensors, buffers first.
+_LAYERS: dict[type, Callable[..., Tensor]] = {
+    nn.Linear: linear, nn.ReLU: torch.relu, nn.Tanh: torch.tanh, nn.BatchNorm1d: batch_norm
+}  # fmt: skip
+#: What holds layers, or comes after them and is part of the losses.
+_AROUND = {
+    networks.MixedMLP, networks.NormedLinear, MLP, ProbabilisticActor, QValueActor, QValueModule,
+    SafeProbabilisticModule, Standardized, TanhModule, ValueOperator, nn.ModuleList, nn.Sequential,
+    tdnn.NormalParamExtractor, tdnn.TensorDictModule, tdnn.TensorDictSequential, tdnn.biased_softplus,
+}  # fmt: skip
+
+
+def network(
+    module: nn.Module, *params: tdnn.TensorDictParams, training: bool = False
+) -> tuple[Network, list[list[Tensor]]]:
+    """What a module computes, also in ``training``, and its tensors in each of ``params``; or NotServed."""
+    layers, names, clip = [], [], None
+    for path, layer in module.named_modules():
+        if isinstance(layer, Standardize):
+            clip = layer.clip
+            names += [(*path.split("."), name) for name in ("mean", "std")]
+        elif type(layer) in _LAYERS:
+            own = [name for name, _ in (*layer.named_buffers(), *layer.named_parameters())]
+            compute = _LAYERS[type(layer)]
+            if isinstance(layer, nn.BatchNorm1d):
+                compute = partial(compute, training=training, momentum=layer.momentum, eps=layer.eps)
+            elif isinstance(layer, nn.Linear) and len(own) < 2:
+                raise NotServed("a layer has no bias")
+            layers.append((compute, len(own)))
+            names += [(*path.split("."), name) for name in own]
+        elif type(layer) not in _AROUND:
+            raise NotServed(f"{type(layer).__name__} is no layer that it knows")
+    return Network(layers, clip), [[held.get(name) for name in names] for held in params]
+
+
+def tanh_inside(x: Tensor) -> Tensor:
+    """The hyperbolic tangent, no nearer to its limits than TorchRL's, with its own gradient."""
+    y, most = x.tanh(), 1 - torch.finfo(x.dtype).resolution
+    return y + (y.clamp(-most, most) - y).detach()
+
+
+def goal(batch: Batch, gamma: Tensor, value: Tensor) -> Tensor:
+    """``[B]``: the rewards, and the discounted value of what follows them."""
+    if "steps_to_next_obs" in batch:
+        gamma = gamma ** batch["steps_to_next_obs"].view_as(value)
+    return batch["next_reward"].squeeze(-1) + gamma * (~batch["next_terminated"].squeeze(-1)) * value
+
+
+def mean(batch: Batch, errors: Tensor) -> Tensor:
+    """The mean of ``[B]`` errors, by weight if the batch was drawn by priority."""
+    weight = batch.get("priority_weight")
+    return errors.mean() if weight is None else (errors * weight).sum() / weight.sum()
+
+
+class SoftTargets(SoftUpdate):
+    """Moves all targets of a loss at once, as TorchRL's class does one network after the other."""
+
+    def __init__(self, loss: LossModule, *, tau: float) -> None:
+        super().__init__(loss, tau=tau)
+        self._pairs: list[list[Tensor]] = [[], []]
+        for name, targets in loss.named_children():
+            if name.startswith("target_") and isinstance(targets, tdnn.TensorDictParams):
+                for key, trained in loss.get_submodule(name.removeprefix("target_")).items(True, True):
+                    if trained.requires_grad:
+                        self._pairs[0].append(targets.get(key))
+                        self._pairs[1].append(trained.detach())
+
+    def step(self) -> None:
+        with torch.no_grad():
+            torch._foreach_lerp_(self._pairs[0], self._pairs[1], 1 - self.eps)
+
+
+Losses = Callable[[Batch, Sequence[Tensor]], Found]  #: losses, and what else is found of a batch and noise
+
+
+class Phase(NamedTuple):
+    """One step of one optimizer, which lowers the losses by its own parameters."""
+
+    optimizer: optim.Optimizer
+    losses: Losses
+    clips: bool = True  #: whether the gradients are clipped by their norm, which is logged then
+
+
+class Update(NamedTuple):
+    """An update of an algorithm: its phases, one after the other, on tensors that TorchRL's loss holds."""
+
+    networks: Sequence[nn.Module]  #: the modules that hold the tensors, for hooks on them
+    phases: Sequence[Phase]
+    keys: Sequence[NestedKey] = TRANSITION
+    noise: Callable[[Batch], Sequence[Tensor]] = lambda b: ()  #: is drawn as TorchRL's loss draws it
+    due: Callable[[], int] | None = None  #: counts an update, and returns how many phases are due. None: all
+    idle: Mapping[str, Tensor] = {}  #: what is found of phases that are not due
+    after: Callable[[], None] = lambda: None  #: what TorchRL's stepper does after its optimizers' steps
+
+
+def gradients(
+    losses: Losses, parameters: Sequence[Tensor], batch: Batch, noise: Sequence[Tensor], bfloat16: bool
+) -> tuple[Sequence[Tensor], Tensor, Found]:
+    """The gradients of the sum of all losses, their norm, and what the losses found."""
+    with torch.autocast(parameters[0].device.type, torch.bfloat16, enabled=bfloat16):
+        found = losses(batch, noise)
+    total = sum(value for name, value in found.items() if name.startswith("loss"))
+    grads = torch.autograd.grad(total, parameters)  # type: ignore[arg-type]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return grads, norm, {name: value.detach() for name, value in found.items()}
+
+
+class PureStepper(OptimizationStepper):
+    """Takes the place of a trainer's own stepper, and computes losses and gradients as functions of tensors.
+    While somebody else has a hook on these, or if ``make`` raises NotServed, it takes TorchRL's way and says
+    why. Both ways write the same tensors and draw the same noise. With ``graphs`` each phase is one graph.
+    """
+
+    def __init__(
+        self, make: Callable[[], Update], graphs: Graphs | None = None, *, bfloat16: bool = False
+    ) -> None:
+        self.why_not: str | None = None  #: what the updates take TorchRL's way for
+        self.told: list[Callable[[Found], None]] = []  #: are called with what is found, before each step
+        self._never: str | None = None
+        self._graphs, self._bfloat16 = graphs, bfloat16
+        self._fields: Fields | None = None  # what updates draw; None: all fields
+        self._averages: Found = {}
+        self._averaged_steps = 0
+        self._update = Update((), ())
+        try:
+            self._update = make()
+        except NotServed as error:
+            self._never = str(error)
+
+    @classmethod
+    def of(cls, run: Run[Any], make: Callable[[], Update]) -> PureStepper:
+        graphs = Graphs(run.device) if compiles(run.config) else None
+        return cls(make, graphs, bfloat16=run.recipe.update_dtype == BFLOAT16)
+
+    def register(self, trainer: Trainer, name: str = "") -> None:
+        """Make the updates of this trainer. Checkpoints have what they had without it."""
+        self._of, self._stock = trainer, trainer.optimization_stepper
+        self._device = next(trainer.loss_module.parameters()).device.type
+        trainer.optimization_stepper = self
+        trainer.register_op("pre_optim_steps", self.look)
+        trainer.register_op("pre_epoch_log", self._new_epoch)
+        if isinstance(trainer.replay_buffer, RowBuffer):
+            draw_only(trainer, trainer.replay_buffer, lambda: self._fields)
+        self.look()
+
+    def look(self) -> None:
+        self._averages = {}
+        self.why_not = self._never or foreign_hand(self._of, self._update.networks)
+        read = None if self.why_not is not None else fields_read(self._of)
+        is_alone = self._of.optimization_stepper is self  # else the batches go to a stepper around it, too
+        self._fields = None if read is None or not is_alone else by_name(read.union(self._update.keys))
+
+    def way(self) -> str:
+        dtype = ", losses in bfloat16" if self._bfloat16 else ""
+        if self.why_not is not None:
+            return f"in TorchRL's way{dtype}: {self.why_not}"
+        return f"as functions of tensors{dtype}, {self._graphs or 'not compiled'}"
+
+    def kind(self) -> str:
+        """What of it may decide the last bits of a number."""
+        graphs = self._graphs is not None and self._graphs.why_not is None
+        way = "in TorchRL's way" if self.why_not is not None else "in one graph" if graphs else "eagerly"
+        return f"{way}, losses in bfloat16" if self._bfloat16 else way
+
+    def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
+        if self.why_not is not None:
+            with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):
+                found = stock_step(trainer, self._stock, sub_batch)
+            return found.select(*(name for name, value in found.items() if value.numel() == 1))
+        update = self._update
+        read = ((key, sub_batch.get(key, None)) for key in update.keys)
+        batch = {k if isinstance(k, str) else "_".join(k): value for k, value in read if value is not None}
+        noise = update.noise(batch)
+        due = len(update.phases) if update.due is None else update.due()
+        found = dict(update.idle) if due < len(update.phases) else {}
+        for phase in update.phases[:due]:
+            found |= self._make(phase, batch, noise, trainer.clip_norm if phase.clips else math.inf)
+        update.after()
+        if "td_error" in found:
+            sub_batch.set("td_error", found.pop("td_error"))
+        return self._averaged(found)
+
+    def _averaged(self, found: Found) -> TensorDict:
+        """What Trainer averages, in one operation for all: it gets the averages once, and then no more."""
+        if not self._averages:
+            self._averages = {name: value.clone() for name, value in found.items()}
+            self._averaged_steps = 1
+            return TensorDict(self._averages)
+        self._averaged_steps += 1
+        values = [found[name] for name in self._averages]
+        torch._foreach_lerp_(list(self._averages.values()), values, 1 / self._averaged_steps)
+        return TensorDict()
+
+    def _new_epoch(self, batch: object) -> None:
+        self._averaged_steps = 0  # as Trainer does: the averages are those of the newest epoch
+
+    def _make(self, phase: Phase, batch: Batch, noise: Sequence[Tensor], clip_norm: float) -> Found:
+        parameters = [p for group in phase.optimizer.param_groups for p in group["params"]]
+        compute = gradients if self._graphs is None else self._graphs.gradients
+        grads, norm, found = compute(phase.losses, parameters, batch, noise, self._bfloat16)
+        if (size := float(norm)) > clip_norm:
+            torch._foreach_mul_(list(grads), clip_norm / (size + 1e-6))
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        for tell in self.told:
+            tell(found | {"grad_norm": norm})
+        phase.optimizer.step()
+        phase.optimizer.zero_grad()
+        return found | ({"grad_norm_0": norm} if phase.clips and len(self._update.phases) == 1 else {})
+
+
+class Graphs:
+    """Compiles each phase at its first use, for CUDA as a graph to replay. If that fails, it warns once."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.seconds = 0.0
+        self.why_not: str | None = None
+        self._shapes: dict[Losses, object] = {}  # of the batches that each phase is compiled for
+        self._replays = device.type == "cuda"
+        mode = "reduce-overhead" if self._replays else None
+        self._graph = torch.compile(gradients, fullgraph=True, dynamic=False, mode=mode)
+
+    def __str__(self) -> str:
+        if self.why_not is not None:
+            return f"not compiled: {self.why_not}"
+        return f"compiled in {self.seconds:.0f} s" if self._shapes else "compiled at the first of them"
+
+    def gradients(self, losses: Losses, parameters: Any, batch: Batch, *rest: Any) -> Any:
+        shapes = [(name, tensor.shape) for name, tensor in batch.items()]
+        try:
+            if self.why_not is None:
+                grads, norm, found = self._by_graph(losses, shapes, parameters, batch, *rest)
+                if self._replays:  # the next replay writes to the same memory; gradients are used before
+                    norm, found = norm.clone(), {name: value.clone() for name, value in found.items()}
+                return grads, norm, found
+        except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
+            self.why_not = first_line(error)
+            cure = "give recipe.compile=off; or install g++ and Python's headers, keep batches of one size"
+            warn(RlsyncWarning(f"updates go on uncompiled: {self.why_not}", "recipe.compile", cure))
+        return gradients(losses, parameters, batch, *rest)
+
+    def _by_graph(self, losses: Losses, shapes: object, *rest: Any) -> Any:
+        graphs, began = counters["stats"]["unique_graphs"], time.monotonic()
+        known = self._shapes.get(losses)
+        if known not in (None, shapes):
+            raise ValueError("a batch has other shapes than the first one")
+        if known is None:
+            # This process compiles, so that none of Inductor's own is left behind. It pads no product:
+            # timings on CUDA would say which, and fused Adam refuses the strides of a padded gradient.
+            here = inductor.patch(compile_threads=1, shape_padding=False)
+            with dynamo.patch(trace_autograd_ops=True), here:
+                found = self._graph(losses, *rest)
+            self.seconds += time.monotonic() - began
+            self._shapes[losses] = shapes
+            return found
+        found = self._graph(losses, *rest)
+        if counters["stats"]["unique_graphs"] > graphs:
+            raise ValueError("torch.compile did it a second time")
+        return found
+
+
+#: Compiling takes about 20 seconds of a core. It saves an update 0.5 ms (dqn) to 3 (sac), on CUDA 1 to 5.
+PAYS_FROM_UPDATES = 50_000
+
+
+def compiles(config: Config) -> bool:
+    """Whether the updates of a run are compiled; ``auto``: where there is a compiler, if they are many."""
+    if config.recipe.compile != "auto":
+        return config.recipe.compile == "on"
+    if torch.device(config.learner.device).type not in ("cpu", "cuda") or not has_compiler():
+        return False
+    return any(each.updates >= PAYS_FROM_UPDATES for each in rounds(config))

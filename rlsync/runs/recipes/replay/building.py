@@ -1,0 +1,129 @@
+"""What the recipes with a replay buffer have in common: their trainer, their pace, their critics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torchrl.collectors import BaseCollector
+from torchrl.data import LazyTensorStorage
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.modules import ValueOperator
+from torchrl.objectives import LossModule
+from torchrl.objectives.utils import TargetNetUpdater
+from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
+
+from rlsync.runs.evaluation.checkpoint import Component
+from rlsync.runs.recipes.hooks.steering import KeepPace
+from rlsync.runs.recipes.networks import MixedMLP, mlp
+from rlsync.runs.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
+from rlsync.runs.recipes.replay.normalize import Normalize, Standardized
+from rlsync.runs.recipes.replay.row_segments import RowSegments
+from rlsync.runs.recipes.replay.settings import ActorCriticConfig, OffPolicyConfig, ReplayConfig
+from rlsync.runs.recipes.run import Run
+from rlsync.runs.recipes.spaces import Spaces
+from rlsync.runs.recipes.trainer import annealing, trainer_settings
+from rlsync.torchrl_plugin.compat.replay import RowBuffer
+from rlsync.torchrl_plugin.compat.trainers import replace_component
+
+
+def replay_buffer(run: Run[Any], sampler: Sampler) -> RowBuffer:
+    """The replay buffer that the config describes, on the learner's device: frames move there."""
+    recipe: ReplayConfig = run.recipe
+    storage = LazyTensorStorage(recipe.buffer_frames, device=run.device)
+    return RowBuffer(storage=storage, sampler=sampler, batch_size=recipe.frames_in_an_update())
+
+
+def paced_trainer(
+    run: Run[Any],
+    collector: BaseCollector,
+    loss: LossModule,
+    memory: Memory,
+    optimizer: optim.Optimizer | None = None,
+    stepper: OptimizationStepper | None = None,
+    target: TargetNetUpdater | None = None,
+) -> Trainer:
+    """A trainer that stores and draws by ``memory``; the recipe registers the hooks that publish."""
+    recipe: ReplayConfig = run.recipe
+    trainer = Trainer(
+        **trainer_settings(run),
+        collector=collector,
+        loss_module=loss,
+        optimizer=optimizer,
+        optimization_stepper=stepper,
+        replay_buffer=memory.buffer,
+        target_net_updater=target,
+        optim_steps_per_batch=0,  # the pace sets it
+    )
+    if recipe.buffer_checkpointed:
+        memory.buffer.storage.checkpointer = RowSegments(memory.buffer)
+    elif trainer.checkpoint is not None:
+        replace_component(trainer.checkpoint, "replay_buffer", Component())
+    memory.register(trainer)
+    KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed).register(trainer)
+    scheduler = None if optimizer is None else annealing(run, optimizer)
+    if scheduler is not None:
+        LRSchedulerHook(scheduler).register(trainer)
+    return trainer
+
+
+def make_trainer(
+    run: Run[Any],
+    collector: BaseCollector,
+    loss: LossModule,
+    target: TargetNetUpdater | None,
+    optimizer: optim.Optimizer | None = None,
+    stepper: OptimizationStepper | None = None,
+    *,
+    squared_errors: bool = True,
+    moved_by_recipe: bool = False,
+) -> Trainer:
+    """A :func:`paced_trainer` of a :class:`StepMemory`. Call ``register_with_evaluations`` last."""
+    recipe: OffPolicyConfig = run.recipe
+    prioritized = None
+    if recipe.prioritized:
+        prioritized = PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
+    buffer = replay_buffer(run, prioritized or RandomSampler())
+    memory = StepMemory(buffer, recipe.gamma, recipe.n_step, squared_errors=squared_errors)
+    trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper, target)
+    if prioritized is not None:
+        memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))
+    if recipe.normalize.observations or recipe.normalize.rewards:
+        Normalize(recipe.normalize, run.spaces.features).register(trainer)
+    if target is not None and not moved_by_recipe:
+        trainer.register_op("post_optim", TargetNetUpdaterHook(target))
+    return trainer
+
+
+def relu_mlp(
+    recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0, **options: Any
+) -> nn.Module:
+    """The network of these recipes: ReLU, with the initial weights that the config asks for."""
+    if recipe.initial_weights == "torch":
+        return MixedMLP(features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU, **options)
+    return mlp(features, outputs, recipe.hidden, last_gain=last_gain, activation=nn.ReLU, **options)
+
+
+def twin_critics(
+    recipe: ActorCriticConfig, spaces: Spaces, device: torch.device, **options: Any
+) -> list[ValueOperator]:
+    """Two critics with initial weights of their own: a loss that doubles one widens their distribution."""
+    nets = (relu_mlp(recipe, spaces.features + spaces.actions, 1, **options) for _ in range(2))
+    seen = (seeing(recipe, spaces, net) for net in nets)
+    return [ValueOperator(net, in_keys=["observation", "action"]).to(device) for net in seen]
+
+
+#: What TorchRL's losses of an actor and two critics are told.
+TWO_CRITICS: dict[str, Any] = {
+    "num_qvalue_nets": 2,
+    "loss_function": "l2",
+    "deactivate_vmap": True,  # two critics are faster one after the other
+}
+
+
+def seeing(recipe: OffPolicyConfig, spaces: Spaces, net: nn.Module) -> nn.Module:
+    """A network that takes an observation first, behind the normalisation that the config asks for."""
+    if not recipe.normalize.observations:
+        return net
+    return Standardized(net, spaces.features, recipe.normalize.clip)

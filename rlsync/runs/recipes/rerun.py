@@ -1,0 +1,212 @@
+"""A run made again from its config, seed and schedule, and its digests compared with those of the record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.trainers import Trainer
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Reserved
+from rlsync.core.whole_file import digest_of, link_or_copy
+from rlsync.record.record_schedule import stop
+from rlsync.record.schedule import Life, Rollout, lives_in
+from rlsync.runs.recipes.checkpoints import checkpoint_at
+from rlsync.runs.recipes.replay.row_segments import INDEX, Segment, read
+from rlsync.runs.recipes.replay.settings import OffPolicyConfig
+from rlsync.runs.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHEDULE, VERSIONS, agents_in
+from rlsync.runs.recipes.settings import Config, EvaluationConfig
+from rlsync.torchrl_plugin.compat.stamps import STAMP
+
+#: Keys that decide nothing of what is learned.
+_BESIDE = (
+    "run_dir",
+    "config_dir",
+    "resume",
+    "logger",
+    "checkpoint_every_frames",
+    "stop_within_s",
+    "evaluation",
+)
+
+
+def schedule_facts(config: Config) -> dict[str, Any]:
+    """What a schedule says of its run's config."""
+    return {
+        "config": _deciding(config),
+        "seed": config.seed,
+        "resumed": config.resume is not None,
+        "checkpoint": None if config.resume is None else _print_of(Path(config.resume)),
+    }
+
+
+def _deciding(config: Config) -> dict[str, Any]:
+    """The keys of a config that decide what is learned, as JSON has them."""
+    keys = {name: value for name, value in asdict(config).items() if name not in _BESIDE}
+    return dict(json.loads(json.dumps(keys, default=str)))
+
+
+def _other_key(recorded: Any, now: Any, at: str = "") -> str | None:
+    """A key whose value is not the recorded one. One that is newer than the record has its default."""
+    if isinstance(recorded, dict) and isinstance(now, dict) and not at.endswith(".kwargs"):
+        found = (_other_key(value, now.get(name), f"{at}.{name}") for name, value in recorded.items())
+        return next(filter(None, found), None)
+    return None if recorded == now else at.lstrip(".") or "config"
+
+
+def _print_of(resumed: Path) -> str | None:
+    """A digest of the checkpoint that a run begins from; None if there is none, or it has no digests."""
+    checkpoint = checkpoint_at(resumed)
+    digests = None if checkpoint is None else checkpoint / DIGESTS
+    return None if digests is None or not digests.is_file() else digest_of(digests)
+
+
+def keep_life(run: Path, checkpoint: Path) -> Path | None:
+    """Keep what a run's last life has left, linked where possible; None if the run has no schedule."""
+    if not (run / SCHEDULE).is_file():
+        return None
+    kept = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
+    kept.mkdir(parents=True)
+    shutil.copy2(run / RESOLVED, kept)
+    shutil.copytree(checkpoint, kept / CHECKPOINT, copy_function=link_or_copy)
+    return kept
+
+
+def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int, tuple[Life, Config]]:
+    """The lives of a run that can be made again, by number from 1, and their configs; else ConfigError."""
+    if agents_in(run):
+        what = "this run cannot be made again: its replay was that of a population"
+        raise ConfigError(what, str(run), "make a run with recipe.agents=1 again")
+    file, found = run / SCHEDULE, dict[int, tuple[Life, Config]]()
+    for number, life in enumerate(lives_in(file), 1):
+        if not life.rollouts:  # it was killed before it had written a block
+            continue
+        own = run / LIVES / str(number)
+        config = config_in(own if (own / RESOLVED).is_file() else run)
+        if number > 1:
+            config = replace(config, resume=str(run / LIVES / str(number - 1)))
+        for what, cure in _why_not(config, life):
+            raise ConfigError(f"this run cannot be made again: {what}", f"life {number} of {run}", cure)
+        if (key := _other_key(life.facts.get("config"), _deciding(config))) is not None:
+            what = f"the schedule was recorded with another config than the one beside it: {key} differs"
+            raise ConfigError(what, str(file), f"put the {RESOLVED} back that the run has written")
+        found[number] = life, config
+    return found
+
+
+def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
+    """What lacks or is not recorded, and what to do about it."""
+    began_from, when = life.facts.get("checkpoint"), config.sync.when
+    if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}:
+        what = f"the checkpoint in {config.resume} is not the one that it began from"
+        yield what, "put that one back, or begin at a later life with --from"
+    if not config.cluster.here:
+        yield "its workers were on a cluster", "make a run with cluster=none again"
+    if when.unit == "seconds" and when.every is not None:
+        yield "it published every so many seconds", "count batches, frames or optim_steps"
+    if asdict(config.recipe).get("when_full") == "drop_newest":
+        yield "its workers dropped rollouts, which are not recorded", "give when_full=block or drop_oldest"
+
+
+def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
+    """The same run, but for what it writes, evaluates and verifies; it ends where the record ends."""
+    recipe = replace(config.recipe, target_return=None)
+    if "evaluation" in {field.name for field in fields(recipe)}:
+        recipe = replace(recipe, evaluation=EvaluationConfig())  # type: ignore[call-arg]
+    return replace(
+        config,
+        run_dir=str(folder),
+        resume=config.resume if life.facts.get("resumed") else None,  # a later life in its folder may have
+        recipe=recipe,
+        sync=replace(config.sync, verify_every_s=None),
+        logger=replace(config.logger, kind="none"),
+        checkpoint_every_frames=10**15,  # none before the end
+    )
+
+
+def number_versions(life: Life, folder: Path) -> None:
+    """Let the versions of a rerun in this folder begin with the number with which the life's began."""
+    reserved = Reserved(run_id="", up_to=life.publishes[0].version - 1)
+    (folder / VERSIONS).write_text(json.dumps(asdict(reserved)))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A step of one of the environments of a recorded rollout, both from 0."""
+
+    number: int  #: from 1, as the learner took frames; of a rollout, step after step of all environments
+    rollout: Rollout
+    taken: int  #: how many rollouts the learner took before this one
+    step: int
+    env: int
+    steps: int  #: of the rollout
+    envs: int  #: of the rollout
+
+
+def frame_of(life: Life, config: Config, number: int | None, place: tuple[int, int, int, int]) -> Frame:
+    """The frame of a number, or else of worker, rollout, step and env; ConfigError if there is none."""
+    envs = config.env.num_envs
+    steps, in_batch = config.recipe.batches(config)
+    taken = [rollout for rollout in life.rollouts if not rollout.dropped]
+    del taken[len(taken) // in_batch * in_batch :]  # a killed run may have taken a part of a batch
+    workers = {rollout.worker for rollout in taken}
+    if number is None:
+        worker, which, step, env = place
+        _require("--env", env, range(envs))
+        made = {rollout.number: at for at, rollout in enumerate(taken) if rollout.worker == worker}
+        _require("--worker", worker, workers)
+        _require("--rollout", which, made)
+        _require("--step", step, range(steps))
+        number = (made[which] * steps + step) * envs + env + 1
+    _require("NUMBER", number, range(1, len(taken) * steps * envs + 1))
+    before, env = divmod(number - 1, envs)
+    at, step = divmod(before, steps)
+    return Frame(number, taken[at], at, step, env, steps, envs)
+
+
+def _require(name: str, asked: int, known: Collection[int]) -> None:
+    if asked not in known:
+        span = f"give {min(known)} to {max(known)}" if known else "no batch is complete"
+        cure = f"{span}; rollouts that were dropped have no frames; --from names another life"
+        raise ConfigError(f"no such frame was recorded: {name} cannot be {asked}", name, cure)
+
+
+def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
+    """What a run's first life keeps of a frame in its replay buffer, if that is one of single steps."""
+    number = (frame.taken * frame.envs + frame.env) * frame.steps + frame.step
+    checkpoint = checkpoint_at(run / LIVES / "1") or checkpoint_at(run)
+    if checkpoint is None or not isinstance(config.recipe, OffPolicyConfig) or config.resume is not None:
+        return {}
+    for index in checkpoint.rglob(INDEX):
+        for segment in (Segment(**each) for each in json.loads(index.read_text())["segments"]):
+            if segment.first <= number < segment.end:
+                return dict(read(index.parent, segment)[number - segment.first].items())
+    return {}
+
+
+def watch_frame(trainer: Trainer, frame: Frame) -> dict[str, Tensor]:
+    """What the frame has, by name; filled when the trainer, which a rerun stops then, has its batch."""
+    seen, batches, collector = dict[str, Tensor](), count(), trainer.collector
+    before, place = divmod(frame.taken, collector.rollouts_per_batch)
+
+    def see(batch: TensorDictBase) -> None:
+        if next(batches) != before:
+            return
+        at = frame.step, place * frame.envs + frame.env
+        if batch.ndim:  # transitions; in batches of unrolls time comes first
+            at = at[::-1]
+        told = (STAMP, "observation", "action")
+        names = (name for name in batch.sorted_keys if name in told or name.endswith("log_prob"))
+        seen.update((name, batch[name][at].clone()) for name in names)
+        stop(trainer)
+
+    trainer.register_op("batch_process", see)
+    return seen

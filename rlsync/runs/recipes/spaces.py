@@ -1,0 +1,204 @@
+"""Which observations and actions a recipe takes, and the check of an environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from torchrl.data import Bounded, OneHot, TensorSpec
+from torchrl.modules import AdditiveGaussianModule
+
+from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
+from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.runs.actors.envs.observations import require_vector_or_picture
+from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.actors.envs.vectors import SpacedEnvs
+from rlsync.runs.actors.worker import seed_all
+from rlsync.runs.evaluation.try_out import random_steps
+from rlsync.runs.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
+from rlsync.tensors.digest import digest
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """What networks must know of an environment."""
+
+    features: int  # numbers in one observation
+    actions: int  # how many there are to choose from, or numbers in one of them
+    action_spec: TensorSpec  # TorchRL's, of one environment
+    picture: tuple[int, int, int] | None = None  # (channels, height, width) of uint8; None: it is flat
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        return self.picture or (self.features,)
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        return torch.uint8 if self.picture else torch.float32
+
+    @property
+    def discrete(self) -> bool:
+        return isinstance(self.action_spec, OneHot)
+
+    def player_actions(self) -> ActionSpec:
+        """The actions as players see them."""
+        if self.discrete:
+            return DiscreteActions(self.actions)
+        low, high = self.bounds()
+        return BoxActions(self.actions, tuple(low.tolist()), tuple(high.tolist()))
+
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The lowest and the highest value of each number in an action, ``[actions]`` float32."""
+        space = self.action_spec.space
+        return space.low.to(torch.float32), space.high.to(torch.float32)
+
+    def half_ranges(self) -> torch.Tensor:
+        """Half of the range of each number in an action, or of all at once; papers have 1."""
+        low, high = self.bounds()
+        halves = (high - low) / 2
+        return halves[0] if bool((halves == halves[0]).all()) else halves
+
+    def noise(self, sigma: float) -> AdditiveGaussianModule:
+        """What workers add to actions all the time, in halves of the range of each number."""
+        std = self.half_ranges().tolist()
+        return AdditiveGaussianModule(spec=self.action_spec, sigma_init=sigma, sigma_end=sigma, std=std)
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """The environments that a recipe can learn: flat observations or pictures, and one kind of actions.
+
+    Example:
+        >>> from rlsync.runs.recipes.env_settings import EnvConfig
+        >>> Takes("discrete", "CartPole-v1").probe(EnvConfig("CartPole-v1")).features
+        4
+        >>> Takes("box", "Pendulum-v1").probe(EnvConfig("CartPole-v1"))
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.ConfigError: this recipe cannot learn 'CartPole-v1': its action is one of 2
+          where  env.id
+          cure   give one with a flat observation and continuous actions, like Pendulum-v1
+    """
+
+    actions: Literal["discrete", "box", "any"]  # a choice of n; numbers with finite bounds; one of the two
+    examples: str  # ids of some of them, for the cure of an error
+    pictures: bool = False  # whether it takes the pictures of a RenderedConfig, too
+
+    def __str__(self) -> str:
+        kinds = {"discrete": "discrete actions", "box": "continuous actions"}
+        kinds["any"] = "discrete or bounded continuous actions"
+        seen = "a flat observation or a picture (env=rendered)" if self.pictures else "a flat observation"
+        return f"{seen} and {kinds[self.actions]}"
+
+    def probe(self, config: EnvConfig) -> Spaces:
+        """Look at one environment, made in this process; a ConfigError if the recipe cannot take it."""
+        drawn = isinstance(config, RenderedConfig)
+        if isinstance(config, AtariConfig) or (drawn and not self.pictures):
+            raise self._refused(config.id, "it gives pixels")
+        with making(config):
+            envs = make_venv(config.spec(), 1)
+        envs.close()
+        assert isinstance(envs, SpacedEnvs), "gymnasium has spaces"
+        observations, actions = envs.observations, envs.actions
+        require_vector_or_picture(observations, config.id)
+        if observations.are_pictures and not drawn:
+            raise self._refused(config.id, "it gives pixels")
+        if (why := self._why_not(actions)) is not None:
+            raise self._refused(config.id, why)
+        features = math.prod(observations.shape)
+        picture: Any = observations.shape if observations.are_pictures else None
+        if isinstance(actions, DiscreteActions):
+            return Spaces(features, actions.n, OneHot(actions.n, dtype=torch.int64), picture)
+        low, high = (torch.tensor(bound, device="cpu") for bound in (actions.low, actions.high))
+        return Spaces(features, actions.size, Bounded(low, high), picture)
+
+    def _why_not(self, actions: ActionSpec) -> str | None:
+        """Why this recipe cannot choose such actions; None: it can."""
+        if isinstance(actions, DiscreteActions):
+            return f"its action is one of {actions.n}" if self.actions == "box" else None
+        if self.actions == "discrete":
+            return f"its action is a vector, of size {actions.size}"
+        for number, (low, high) in enumerate(zip(actions.low, actions.high, strict=True)):
+            with np.errstate(over="ignore", invalid="ignore"):
+                span = np.float32(high) - np.float32(low)  # networks and updates compute with float32
+            if not np.isfinite(span):
+                return (
+                    f"number {number} of its action goes from {low:g} to {high:g}, no finite range in float32"
+                )
+            if span == 0:
+                return f"number {number} of its action can only be {low:g}"
+        return None
+
+    def _refused(self, name: str, why: str) -> ConfigError:
+        cure = f"give one with {self}, like {self.examples}"
+        return ConfigError(f"this recipe cannot learn {name!r}: {why}", "env.id", cure)
+
+
+#: What PPO and DQN take, and recipes that are written after their example.
+DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
+
+BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")  #: what SAC and TD3 take
+
+ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)  #: what dreamer_v3 takes
+
+
+#: The spaces of an environment with a flat observation and discrete actions; ConfigError if it has others.
+probe = DISCRETE.probe
+
+
+@contextmanager
+def making(config: EnvConfig, more: str = "") -> Iterator[None]:
+    """Turn the errors of making an environment inside into a ConfigError; ``more`` is added to its cure."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # it is foreign code, which may raise anything
+        known = isinstance(error, (gymnasium.error.Error, TypeError, ValueError, ImportError))
+        told = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
+        what = f"cannot make the environment {config.id!r}: {told}"
+        cure = "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0" + more
+        if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
+            cure = "install the package that the first line names, or give another env.id"
+        elif isinstance(error, ModuleNotFoundError) and config.names_module:
+            cure = "correct its name, install that package, or name the folder that holds it in PYTHONPATH"
+        elif isinstance(error, TypeError):
+            cure = "env.kwargs has its arguments: +env.kwargs.NAME=VALUE adds one, ~env.kwargs.NAME drops it"
+        raise ConfigError(what, "env.id and env.kwargs", cure) from error
+
+
+@contextmanager
+def naming_env(config: EnvConfig) -> Iterator[None]:
+    """Add the environment to a WorkerLost or AdoptionTimeout inside: workers that do not start know only what
+    makes it. What a worker raised becomes the WorkerLost that it was raised from.
+    """
+    try:
+        yield
+    except Exception as error:
+        lost = error if isinstance(error, (WorkerLost, AdoptionTimeout)) else error.__cause__
+        if not isinstance(lost, (WorkerLost, AdoptionTimeout)):
+            raise
+        in_config = "; in a config it is collector.start_timeout_s" * isinstance(lost, AdoptionTimeout)
+        raise type(lost)(lost.what, f"{lost.where}; env.id={config.id}", lost.cure + in_config) from error
+
+
+_RESETS, _STEPS = 3, 400  # of a play: resets with a seed, and steps after each
+
+
+def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """Play as ``seed`` decides, and yield digests of answers; ``elsewhere`` seeds the global generators."""
+    seed_all(elsewhere)
+    envs, generator = make_venv(config.spec(), config.num_envs), torch.Generator().manual_seed(seed)
+    for each in range(seed, seed + _RESETS):
+        yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
+        for step, answer in enumerate(random_steps(envs, generator, _STEPS), 1):
+            seen = {key: digest([value]) for key, value in answer._asdict().items() if torch.is_tensor(value)}
+            seen["final observation"] = digest([last for _, last in answer.finals])
+            yield f"step {step} after reset(seed={each})", seen
+    envs.close()

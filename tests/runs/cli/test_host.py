@@ -1,0 +1,227 @@
+"""A run in somebody else's program: in a thread, in a daemonic process, in those of a launcher of Hydra's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from rlsync.runs.cli.main import main
+from rlsync.runs.life.host import JobFailed, Lifeline, sweep_apart
+from rlsync.runs.life.state import ended
+from rlsync.runs.recipes.run_files import EVALUATIONS
+from tests.runs.cli.test_main import ENDLESS, Run
+from tests.tools.processes import wait_until
+from tests.tools.programs import ENDS_WITHIN_S
+
+#: Starts a process for each job, as joblib does, in a way of its own that no worker knows. If one of them
+#: ends, it kills the others.
+LAUNCHER = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import context
+
+import cloudpickle
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.core.utils import run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from omegaconf import open_dict
+
+
+class Process(context.SpawnProcess):
+    _start_method = "of the host"
+
+
+class Context(context.SpawnContext):
+    _name = "of the host"
+    Process = Process
+
+
+context._concrete_contexts["of the host"] = Context()
+
+
+def job(pickled):
+    singletons, hydra_context, config, task, number = cloudpickle.loads(pickled)
+    setup_globals()
+    Singleton.set_state(singletons)
+    HydraConfig.instance().set_config(config)
+    return cloudpickle.dumps(
+        run_job(
+            task_function=task,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            hydra_context=hydra_context,
+        )
+    )
+
+
+class AtOnce(Launcher):
+    def setup(self, *, hydra_context, task_function, config):
+        self.parts = hydra_context, config, task_function
+
+    def launch(self, job_overrides, initial_job_idx):
+        setup_globals()
+        hydra_context, config, task = self.parts
+        with ProcessPoolExecutor(len(job_overrides) + 1, Context()) as pool:
+            futures = []
+            for number, words in enumerate(job_overrides):
+                its = hydra_context.config_loader.load_sweep_config(config, list(words))
+                with open_dict(its):
+                    its.hydra.job.id, its.hydra.job.num = str(number), number
+                work = Singleton.get_state(), hydra_context, its, task, number
+                futures.append(pool.submit(job, cloudpickle.dumps(work)))
+            return [cloudpickle.loads(future.result()) for future in futures]
+
+
+target = {"_target_": f"{__name__}.AtOnce"}
+ConfigStore.instance().store(group="hydra/launcher", name="at_once", node=target, provider="test")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_sweep_that_is_stopped_tells_jobs_in_other_processes_and_its_own_processes_hold_signals_back(
+    number: signal.Signals,
+) -> None:
+    def sweep() -> None:
+        with sweep_apart() as lifeline:
+            assert number in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "what is started here inherits it"
+            jobs = [held(pickle.loads(pickle.dumps(lifeline))) for _ in range(2)]
+            assert [job.poll() for job in jobs] == [False, False]
+            os.kill(os.getpid(), number)
+            assert [job.poll(ENDS_WITHIN_S) for job in jobs] == [True, True]
+            assert held(lifeline).poll(), "for a job that has not begun"
+            raise JobFailed("job 0 of the sweep was stopped", status=128 + number)
+
+    with pytest.raises(SystemExit, match=str(128 + number)):
+        sweep()
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def held(lifeline: Lifeline) -> Connection:
+    """What a job on this machine holds."""
+    connection = lifeline.held()
+    assert connection is not None
+    return connection
+
+
+def test_an_error_of_a_job_is_the_sweeps_where_no_signal_came() -> None:
+    with pytest.raises(JobFailed) as raised, sweep_apart():
+        raise pickle.loads(pickle.dumps(JobFailed("job 1 of the sweep failed", "swept/1", "look", 2)))
+    assert (raised.value.status, str(raised.value).splitlines()[1]) == (2, "  where  swept/1")
+
+
+def test_a_job_on_another_machine_has_no_lifeline_and_one_of_a_dead_sweep_ends() -> None:
+    with sweep_apart() as lifeline:
+        assert replace(lifeline, host="another").held() is None
+    assert held(lifeline).poll()
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work, name="mine")
+    thread.start()
+    thread.join(ENDS_WITHIN_S)
+
+
+def test_a_run_in_a_thread_is_refused_before_it_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    statuses: list[int] = []
+    in_thread(lambda: statuses.append(main(["train"])))
+    what, where, cure = capfd.readouterr().err.splitlines()
+    assert statuses == [2]
+    assert "in a thread Python delivers no signals" in what
+    assert (where, "subprocess.run" in cure) == ("  where  thread 'mine'", True)
+    assert not list(tmp_path.iterdir())
+
+
+def train_in_daemon(pipe: Connection) -> None:
+    pipe.send(main(["train"]))
+
+
+@pytest.mark.processes
+def test_a_run_in_a_daemonic_process_is_refused_before_it_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=train_in_daemon, args=(theirs,), name="of a pool", daemon=True)
+    process.start()
+    process.join(ENDS_WITHIN_S)
+    assert ours.poll()
+    assert ours.recv() == 2
+    assert "this process is daemonic" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweeper_that_needs_results_is_refused_by_every_verb_and_before_a_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "hydra" / "sweeper").mkdir(parents=True)
+    (tmp_path / "mine" / "hydra" / "sweeper" / "best.yaml").write_text("_target_: somewhere.Best\n")
+    words = ("--config-dir", "mine", "-m", "hydra/sweeper=best", "recipe.lr=0.001")
+    for verb in ("check", "plan", "train"):
+        assert main([verb, *words]) == 2
+        shown = capsys.readouterr()
+        assert "the sweeper 'best' may choose jobs by what others have returned" in shown.out + shown.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+ENVS = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Same(CartPoleEnv):
+    def __init__(self, reward, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        self.reward = reward
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, self.reward, terminated, truncated, info
+
+
+gymnasium.register("Same-v0", Same, max_episode_steps=50)
+"""
+
+SMALL = ("logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1")
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_launchers_jobs_live_on_when_one_fails_and_have_saved_after_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "hydra_plugins" / "at_once").mkdir(parents=True)
+    (tmp_path / "hydra_plugins" / "at_once" / "__init__.py").write_text(LAUNCHER)
+    (tmp_path / "rewarding.py").write_text(ENVS)
+    words = ("hydra/launcher=at_once", "hydra.sweep.dir=swept", "env=gymnasium", "env.id='rewarding:Same-v0'")
+    words += ("+env.kwargs.reward=1.0,nan", "recipe.evaluation.every_frames=256", *SMALL, *ENDLESS)
+    run = Run(tmp_path, "train", "-m", *words, afresh=True)  # it looks for plugins when it starts
+    try:
+        run.wait_for("job 1 of the sweep failed; the others go on", ENDS_WITHIN_S)
+        wait_until(lambda: (tmp_path / "swept" / "0" / EVALUATIONS).exists(), ENDS_WITHIN_S)
+        run.interrupt()
+        assert run.exit_status(ENDS_WITHIN_S) == 128 + signal.SIGINT, run.output
+    finally:
+        run.kill()
+    stopped = ended(tmp_path / "swept" / "0")
+    assert stopped is not None
+    assert stopped.how in ("interrupted", "terminated"), "as its own signal or the sweep's word was faster"
+    assert stopped.checkpoint is not None
+    failed = ended(tmp_path / "swept" / "1")
+    assert failed is not None
+    assert "is nan" in failed.error
+    assert "job 0 of the sweep was stopped" in run.output

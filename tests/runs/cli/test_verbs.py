@@ -1,0 +1,79 @@
+"""What every verb has: frozen arguments, examples, exit codes; whatever stands in ``main.VERBS``."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlsync.runs.cli.main import VERBS, main, usage
+
+#: verb -> its arguments and options, as --help lists them. Scripts lean on these: add, do not change.
+ARGUMENTS = {
+    "train": set(),  # Hydra's: overrides, and the flags of --hydra-help
+    "explain": {"target", "--config-dir", "--json", "--timeout-s", "--trust"},
+    "check": {"--json"},  # and what train takes
+    "plan": {"--json", "--plot"},  # and what train takes
+    "doctor": {"--trainer", "--env", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
+    "status": {"run", "--watch", "--json", "--schema"},
+    "eval": {
+        *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
+        *("--device", "--video", "--no-video", "--max-episode-steps", "--json", "--trust"),
+    },
+    "rerun": {"run", "--until", "--from", "--into", "--json", "--trust"},
+    "frame": {"run", "NUMBER", "--worker", "--rollout", "--step", "--env", "--from", "--json", "--trust"},
+    "compare": {"one", "other", "--json"},
+    "export": {"run", "file", "--which", "--json", "--trust"},
+    "timeline": {"run", "--from", "--to", "--out", "--trace"},
+    "plot": {"run", "--out"},
+    "ls": {"group", "--keys", "--config-dir", "--json"},
+    "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
+    "bench": {"--models", "--workers", "--trials", "--json"},
+}
+#: What verbs that take overrides hand on to Hydra; and --trust.
+HYDRAS = {"--cfg", "--config-dir", "--hydra-help", "--trust"}
+VERB = pytest.mark.parametrize("verb", VERBS)
+
+
+def help_of(verb: str, capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        status = main([verb, "--help"])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 0
+    return capsys.readouterr().out
+
+
+@VERB
+def test_the_arguments_of_a_verb_are_frozen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sections = re.findall(r"^(?:positional arguments|options):\n((?:  .*\n)+)", help_of(verb, capsys), re.M)
+    listed = re.findall(r"^  ((?:-\w, )?\S+)", "".join(sections), re.M)
+    assert set(listed) - {"-h, --help"} == ARGUMENTS[verb]
+
+
+@VERB
+def test_the_help_of_a_verb_has_examples_and_exit_codes(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = help_of(verb, capsys)
+    assert re.search(r"^examples:\n  rlsync " + verb, said, re.M)
+    assert re.search(r"^exit status: 0 ", said, re.M)
+
+
+@VERB
+def test_examples_in_the_help_use_verbs_and_options_that_exist(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = re.findall(r"^  rlsync (\w+)(.*)$", help_of(verb, capsys), re.M)
+    assert {name for name, _ in examples} <= set(VERBS)
+    for name, rest in examples:
+        allowed = ARGUMENTS[name] | (HYDRAS if name in ("train", "check", "plan") else set())
+        assert set(re.findall(r"--[\w-]+", rest)) <= allowed, rest
+
+
+def test_every_verb_is_in_the_usage_with_one_line() -> None:
+    assert set(ARGUMENTS) == set(VERBS)
+    for verb, line in VERBS.items():
+        assert re.search(rf"^  {verb} +{re.escape(line)}$", usage(), re.M)
+        assert f"rlsync {verb}" in line, "it shows how it is called"
+        assert len(line) < 100

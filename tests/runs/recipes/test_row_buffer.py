@@ -1,0 +1,162 @@
+"""The buffer of recipes stores what TorchRL's stores, and draws what TorchRL's draws."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
+
+from rlsync.runs.recipes.replay.memory import PrioritizedRows
+from rlsync.torchrl_plugin.compat import replay
+from rlsync.torchrl_plugin.compat.replay import RowBuffer, by_name
+
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "random": RandomSampler,
+    "without replacement": SamplerWithoutReplacement,
+    "prioritised": lambda: PrioritizedRows(50, 0.6, 0.4),
+}
+
+
+def rows(count: int) -> TensorDict:
+    after = TensorDict({"reward": torch.randn(count, 1), "done": torch.rand(count, 1) < 0.5}, [count])
+    return TensorDict(
+        {"observation": torch.randn(count, 3), "version": torch.arange(count), "next": after}, [count]
+    )
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_rows_their_order_and_their_entries_are_those_of_torchrls_buffer(sampler: str) -> None:
+    stored = [rows(20), rows(20), rows(20)]  # more than fit in
+    drawn = []
+    for kind in (TensorDictReplayBuffer, RowBuffer):
+        torch.manual_seed(0)
+        buffer = kind(storage=LazyTensorStorage(50), sampler=SAMPLERS[sampler](), batch_size=8)
+        batches = []
+        for batch in stored:
+            buffer.extend(batch)
+            batches.append(buffer.sample())
+        drawn.append([*batches, *(buffer if sampler == "without replacement" else ())])
+    for one, other in zip(*drawn, strict=True):
+        assert set(one.keys(True, True)) == set(other.keys(True, True))
+        assert (one == other).all()
+        assert (one.batch_size, one.device) == (other.batch_size, other.device)
+        other["next", "reward"] += 1  # it is the caller's own
+
+
+def test_a_buffer_of_a_million_rows_takes_memory_as_they_come() -> None:
+    def taken_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = taken_bytes()
+    buffer = RowBuffer(storage=LazyTensorStorage(1_000_000), sampler=RandomSampler(), batch_size=8)
+    buffer.extend(TensorDict({"observation": torch.ones(1_000, 100)}, [1_000]))
+    assert len(buffer.sample()) == 8
+    assert taken_bytes() - before < 40_000_000, "of 400 MB"
+
+
+def steps(*shape: int, extra: bool = False, dtype: torch.dtype = torch.float32) -> TensorDict:
+    """A batch of any shape, with another field or another dtype than batches have."""
+    count = torch.Size(shape).numel()
+    batch = rows(count).reshape(*shape)
+    batch["observation"] = batch["observation"].to(dtype)
+    return batch.set("extra", torch.ones(*shape)) if extra else batch
+
+
+#: What a buffer of 50 rows is given, one after the other.
+GIVEN: dict[str, list[TensorDict]] = {
+    "small batches": [steps(4), steps(1, 4), steps(2, 4), steps(2, 1, 3)],
+    "until it is full, and over its end": [steps(20), steps(30), steps(20), steps(4, 10), steps(4)],
+    "all at once, again and again": [steps(50), steps(5, 10), steps(50)],
+    "more than it holds": [steps(20), steps(60)],
+    "steps that lie apart": [steps(4, 2), steps(4, 2).transpose(0, 1), steps(4, 4)[:, 1]],
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("way", ["store", "extend"])
+def test_what_is_stored_where_and_how_it_is_counted_is_as_with_torchrls_buffer(
+    case: str, sampler: str, way: str
+) -> None:
+    stock = TensorDictReplayBuffer(storage=LazyTensorStorage(50), sampler=SAMPLERS[sampler](), batch_size=8)
+    own = RowBuffer(storage=LazyTensorStorage(50), sampler=SAMPLERS[sampler](), batch_size=8)
+    for batch in GIVEN[case]:
+        before = batch.clone()
+        index = stock.extend(batch.reshape(-1).clone())
+        if way == "store":
+            own.store(batch)
+        else:
+            assert torch.equal(own.extend(batch.reshape(-1)), index)
+        assert set(batch.keys(True, True)) == set(before.keys(True, True)), "it is the caller's"
+        assert (batch == before).all()
+        assert (own.storage[:] == stock.storage[:]).all()
+        counts = [(len(b), b.write_count, b.writer.state_dict(), replay.rows_given(b)) for b in (own, stock)]
+        assert counts[0] == counts[1]
+        assert torch.equal(own.storage._last_cursor, stock.storage._last_cursor)
+        drawn = []
+        for buffer in (own, stock):
+            torch.manual_seed(len(stock))
+            drawn.append(buffer.sample())
+        assert (drawn[0] == drawn[1]).all()
+
+
+def test_a_part_of_a_batch_may_have_dimensions_of_its_own() -> None:
+    buffer = RowBuffer(storage=LazyTensorStorage(50), sampler=RandomSampler(), batch_size=8)
+    for first in (0.0, 24.0):
+        value = torch.arange(first, first + 24).reshape(2, 4, 3, 1)
+        buffer.store(TensorDict({"inner": TensorDict({"value": value}, [2, 4, 3])}, [2, 4]))
+    assert buffer.storage[:]["inner", "value"].flatten().tolist() == list(range(48))
+
+
+def test_a_batch_with_another_field_is_left_to_torchrl() -> None:
+    answers = []
+    for kind in (TensorDictReplayBuffer, RowBuffer):
+        buffer = kind(storage=LazyTensorStorage(50), sampler=RandomSampler(), batch_size=8)
+        torch.manual_seed(0)
+        buffer.extend(steps(4))
+        try:
+            buffer.extend(steps(4, extra=True))
+            answers.append(sorted(map(str, buffer.storage[:].keys(True, True))))
+        except RuntimeError as error:
+            answers.append([str(error)])
+    assert answers[0] == answers[1]
+
+
+def test_a_batch_of_another_dtype_is_left_to_torchrl() -> None:
+    answers = []
+    for kind in (TensorDictReplayBuffer, RowBuffer):
+        buffer = kind(storage=LazyTensorStorage(50), sampler=RandomSampler(), batch_size=8)
+        torch.manual_seed(0)
+        buffer.extend(steps(4))
+        try:
+            buffer.extend(steps(4, dtype=torch.float64))
+            answers.append(buffer.storage[:]["observation"].tolist())
+        except RuntimeError as error:
+            answers.append(str(error))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_some_fields_are_those_of_the_rows_that_all_fields_are_drawn_of(sampler: str) -> None:
+    drawn = []
+    for keys in (None, ["observation", ("next", "reward"), ("next", "priority"), "priority_weight"]):
+        torch.manual_seed(0)
+        buffer = RowBuffer(storage=LazyTensorStorage(50), sampler=SAMPLERS[sampler](), batch_size=8)
+        buffer.extend(rows(40))
+        buffer.fields = None if keys is None else by_name(keys)
+        drawn.append([buffer.sample() for _ in range(3)])
+    for all_fields, some in zip(*drawn, strict=True):
+        added = {"index", "priority_weight"} & set(all_fields.keys())
+        assert set(some.keys(True, True)) == {"observation", ("next", "reward"), *added}
+        assert (all_fields.select(*some.keys(True, True)) == some).all()
+
+
+def test_a_field_by_name_has_all_that_is_below_it() -> None:
+    assert by_name([("next", "a"), ("next", "b"), "c"]) == {"next": {"a": None, "b": None}, "c": None}
+    assert by_name([("next", "a"), "next"]) == by_name(["next", ("next", "a")]) == {"next": None}

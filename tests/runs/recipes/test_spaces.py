@@ -1,0 +1,175 @@
+"""What an environment's spaces mean: one thing to all workers, to evaluations, and to those who check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+
+from rlsync.core.errors import ConfigError
+from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.evaluation.try_out import random_steps
+from rlsync.runs.recipes.env_settings import EnvConfig
+from rlsync.runs.recipes.registry import SHIPPED, recipe_named
+from rlsync.runs.recipes.spaces import ANY
+from tests.tools.parts.space_envs import SENT, spaced
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_sent() -> Iterator[None]:
+    SENT.clear()
+    yield
+    SENT.clear()
+
+
+def sent(config: EnvConfig, actions: list[Any]) -> list[Any]:
+    """What environments get from these actions, one for each, and then from 60 random ones."""
+    envs = make_venv(config.spec(), len(actions), seed=0)
+    envs.send(torch.tensor(actions))
+    envs.recv()
+    for _ in random_steps(envs, torch.Generator().manual_seed(0), 60):
+        pass
+    envs.close()
+    return SENT.copy()
+
+
+# ------------------------------------------------------------------------------------- actions
+
+
+@pytest.mark.parametrize(
+    "space", [Discrete(3), Discrete(3, start=-1), Discrete(2, start=10), Discrete(3, start=-1, dtype=np.int8)]
+)
+def test_choices_are_numbers_of_the_environments_space(space: Discrete[Any]) -> None:
+    config, count = spaced(action=space), int(space.n)
+    numbers = [int(space.start) + index for index in range(count)]
+    assert ANY.probe(config).actions == count
+    actions = sent(config, [*range(count)])
+    assert [int(action) for action in actions[:count]] == numbers
+    assert sorted({int(action) for action in actions[count:]}) == numbers
+    assert {(type(action), action.dtype) for action in actions} == {(space.dtype.type, space.dtype)}
+    assert all(map(space.contains, actions))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numbers_of_an_action_have_the_environments_dtype_and_are_in_its_bounds(dtype: str) -> None:
+    space = Box(-0.1, 0.1, (2,), np.dtype(dtype).type)
+    first, second, *random = sent(spaced(action=space), [[-7.0, 7.0], [0.0, 0.05]])
+    assert all(map(space.contains, [first, second, *random])), "0.1 as float32 is more than 0.1 as float64"
+    assert np.array_equal(first, [space.low[0], space.high[1]])
+    assert second == pytest.approx(np.array([0.0, 0.05]), rel=1e-3)
+
+
+@pytest.mark.parametrize("space", [Discrete(3, start=-1), Box(-0.1, 0.1, (2,), np.float64)])
+def test_players_are_made_for_the_actions_of_the_environments_that_workers_make(space: Space[Any]) -> None:
+    envs = make_venv(spaced(action=space).spec(), 1)
+    assert ANY.probe(spaced(action=space)).player_actions() == envs.actions
+    envs.close()
+
+
+def refusals(config: EnvConfig) -> set[str]:
+    """The first lines of the errors of all recipes' probes, which ``rlsync check`` shows."""
+    lines = set()
+    for name in SHIPPED:
+        with pytest.raises(ConfigError) as refusal:
+            recipe_named(name).probe(config)
+        lines.add(refusal.value.what)
+    return lines
+
+
+WHOLE = [Box(-10, 10, (2,), np.int64), Box(0, 255, (2,), np.uint8), Box(-128, 127, (2,), np.int8)]
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("space", WHOLE)
+def test_actions_of_whole_numbers_are_refused_by_all_in_the_same_words(space: Space[Any]) -> None:
+    (what,) = refusals(spaced(action=space))
+    assert f"takes actions of {space}: they are whole numbers" in what
+    with pytest.raises(ConfigError) as refusal:
+        make_venv(spaced(action=space).spec(), 2)
+    assert refusal.value.what == what
+
+
+# -------------------------------------------------------------------------------- observations
+
+
+def seen(config: EnvConfig) -> torch.Tensor:
+    """First observations of two environments, as workers and evaluations make them."""
+    envs = make_venv(config.spec(), 2)
+    observed = envs.reset(0).clone()
+    assert (envs.observation_shape, envs.observation_dtype) == (observed.shape[1:], observed.dtype)
+    envs.close()
+    return observed
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "bool", "float16", "float64"])
+def test_a_vector_is_float32_of_the_numbers_as_they_are_for_all(dtype: str) -> None:
+    high = 1 if dtype == "bool" else 100
+    config = spaced(Box(high - 1, high, (16,), np.dtype(dtype).type))
+    observed = seen(config)
+    assert observed.dtype is torch.float32
+    assert observed.shape == (2, 16)
+    assert high - 1 <= observed.min() <= observed.max() <= high
+    for name in ("ppo", "impala", "dreamer_v3"):
+        assert tuple(recipe_named(name).probe(replace(config)).observation_shape) == (16,)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels_first"),
+    [
+        ((6, 5, 3), (3, 6, 5)),
+        ((84, 84, 12), (12, 84, 84)),  # four pictures of three colours
+        ((12, 84, 84), (12, 84, 84)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((3, 4, 8), (3, 4, 8)),
+        ((84, 84, 1), (1, 84, 84)),
+    ],
+)
+def test_the_channels_of_a_picture_are_its_shorter_axis(
+    shape: tuple[int, ...], channels_first: tuple[int, ...]
+) -> None:
+    config = spaced(Box(0, 255, shape, np.uint8))
+    observed = seen(config)
+    assert (observed.dtype, observed.shape) == (torch.uint8, (2, *channels_first))
+    assert recipe_named("impala").probe(config).observation_shape == channels_first
+
+
+NEITHER = {
+    "pixels go from 0 to 255, and these numbers from 0 to 1": Box(0, 1, (8, 8, 12), np.uint8),
+    "pixels go from 0 to 255, and these numbers from 0 to 10": Box(0, 10, (7, 7, 3), np.uint8),
+    "fewer channels, first or last, than rows and columns": Box(0, 255, (8, 8, 12), np.uint8),
+    "pixels are uint8, and these numbers float32": Box(0, 1, (64, 64, 3), np.float32),
+    "a vector has one axis, and a picture three": Box(0, 255, (84, 84), np.uint8),
+    "a picture has three axes": Box(0, 255, (4, 84, 84, 3), np.uint8),
+}
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(("why", "space"), NEITHER.items())
+def test_what_is_neither_a_vector_nor_a_picture_is_refused_by_all_in_the_same_words(
+    why: str, space: Box
+) -> None:
+    (what,) = refusals(spaced(space))
+    assert f"of shape {[*space.shape]}, neither vectors nor pictures: " in what
+    assert why in what
+
+
+def test_bytes_that_are_no_picture_are_not_turned_and_not_scaled_for_players_of_ones_own() -> None:
+    observed = seen(spaced(Box(0, 1, (8, 8, 12), np.uint8)))
+    assert observed.shape == (2, 8, 8, 12)
+    assert set(observed.unique().tolist()) == {0.0, 1.0}
+
+
+def test_recipes_of_vectors_say_that_an_environment_gives_pixels() -> None:
+    whats = set()
+    for name in SHIPPED.keys() - {"impala"}:
+        with pytest.raises(ConfigError) as refusal:
+            recipe_named(name).probe(spaced(Box(0, 255, (64, 64, 3), np.uint8)))
+        whats.add(refusal.value.what)
+    assert len(whats) == 1
+    assert "it gives pixels" in whats.pop()
