@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from rlsync.core import trace
 from rlsync.sync.acts import Acting
 from rlsync.sync.families import end_at_once
 from rlsync.sync.held import settings_of
@@ -116,6 +117,8 @@ class Adopter:
         """Adopt the newest version for the rollout in the block; answer the learner's question after it."""
         self._look()
         version = self.reader.begin()
+        if trace.ON:
+            trace.write(trace.worker(self._worker), "begin", version)
         with self.answers.around(version):
             yield version
 
@@ -157,6 +160,8 @@ class Adopter:
         self.answers.fresh = True
         self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
         self._bindings = [binding for binding in self._bindings if not binding.excluded]
+        if trace.ON:
+            trace.write(trace.worker(self._worker), "adopt", version)
         if aliased and bound_anew:
             return_freed_memory()  # what acted before was in memory of this process
         return aliased

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from rlsync.core import trace
 from rlsync.core.errors import LayoutMismatch, PublishError
 from rlsync.core.ledger import Ledger
 from rlsync.sync.sharded.ranks import Ranks
@@ -35,6 +36,7 @@ class Publish:
         self.stamp = publisher.ledger.next
         self._publisher = publisher
         self._besides = besides
+        self._began_s = time.time()
         self._layout: Layout  #: once it is filled
         self._tensors: Sequence[Tensor | None] = ()
         self._sources: Mapping[Key, Tensor] = {}
@@ -91,6 +93,9 @@ class Publish:
 
     def _show(self) -> None:
         publisher = self._publisher
+        if trace.ON:
+            took_s = time.time() - self._began_s
+            trace.write(trace.LEARNER, "publish", self.stamp.version, took_s=took_s)
         if publisher.announce is not None:
             publisher.announce(self.stamp.version)
         publisher.sources = self._sources

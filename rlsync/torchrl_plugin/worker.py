@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.modules.inference_server import InferenceServer
 
+from rlsync.core import trace
 from rlsync.core.errors import DestinationNotFound, PublishError
 from rlsync.core.path import Path, parse, walk
 from rlsync.sync.acts import Acting, examined, in_mid_episode
@@ -117,7 +118,7 @@ class WorkerSync:
             try:
                 if self._at_policy_calls:
                     # What acts is decided by the calls: a version that no call used must not answer for them.
-                    stamps.stamp(collector, self._adopter.adopt())
+                    self._stamp(collector, self._adopter.adopt())
                 else:
                     self._act(collector, acting)
                 yield
@@ -128,13 +129,18 @@ class WorkerSync:
 
     def _act(self, collector: Collector, acting: ExitStack) -> None:
         """Adopt the newest version, and act with it until ``acting`` is closed."""
-        stamps.stamp(collector, acting.enter_context(self._adopter.acting()))
+        self._stamp(collector, acting.enter_context(self._adopter.acting()))
         if self._at_policy_calls:
             self._memory = self._adopter.memory()
 
+    def _stamp(self, collector: Collector, version: int) -> None:
+        stamps.stamp(collector, version)
+        if trace.ON:
+            trace.write(trace.worker(self.worker_idx), "stamp", version)
+
     def _between_rollouts(self, collector: Collector) -> None:
         if self._acting is None:  # a rollout keeps its version
-            stamps.stamp(collector, self._adopter.adopt())
+            self._stamp(collector, self._adopter.adopt())
 
     def _before_policy(self, collector: Collector) -> None:
         reader = self._adopter.reader

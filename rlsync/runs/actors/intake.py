@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from tensordict import TensorDict
 
+from rlsync.core import trace
 from rlsync.core.errors import AdoptionTimeout, RlsyncError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.ring.reader import TakenRollout
@@ -98,6 +99,8 @@ class Intake:
             self.ring.run()
         for _ in range(self.rollouts):
             rollout = self._wait()
+            if trace.ON:
+                _trace(rollout)
             if self._tell is not None:
                 self._tell(rollout, False)
             if is_queued(self.device):
@@ -160,3 +163,9 @@ class Intake:
                 error = self.workers.silent(self.silent_timeout_s)
                 if error is not None:
                     raise error
+
+
+def _trace(rollout: TakenRollout) -> None:
+    version = int(rollout.views[keys.POLICY_VERSION][0, 0])
+    facts = {"worker": rollout.writer, "life": rollout.life, "number": rollout.number}
+    trace.write(trace.LEARNER, "take", version, **facts)

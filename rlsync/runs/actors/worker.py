@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlsync.core import trace
 from rlsync.core.errors import BoardClosed, RlsyncError
 from rlsync.record.planned import PlannedHandle, PlannedReader
 from rlsync.runs.actors.envs.specs import EnvSpec, make_venv
@@ -203,6 +204,8 @@ class Worker:
             roller.reset(seed + self._offset)
         with self.adopter.acting() as version:
             complete = roller.roll(writer.slot, views, version, lambda: writer.closing)
+            if trace.ON:
+                trace.write(trace.worker(self._seat.worker), "stamp", version)
         if complete:
             writer.commit()
         return complete

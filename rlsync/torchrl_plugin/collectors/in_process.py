@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 
+from rlsync.core import trace
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, walk
 from rlsync.sync.acts import Acting
@@ -153,6 +154,9 @@ class InProcessEndpoint(Endpoint):
             self._number()
         with self._reader.acting() as version:
             stamps.stamp(collector, version)
+            if trace.ON:
+                trace.write(trace.LEARNER, "begin", version)
+                trace.write(trace.LEARNER, "stamp", version)
             self._written.order()
             with self._answers.around(version):
                 yield

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, Evaluator
 from torchrl.trainers import Trainer
 
+from rlsync.core import trace
 from rlsync.core.errors import NothingPublished, warn
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
@@ -22,6 +23,7 @@ from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, wa
 from rlsync.torchrl_plugin.compat.collectors import policy_of
 from rlsync.torchrl_plugin.compat.evaluators import pin
 from rlsync.torchrl_plugin.compat.servers import server_of
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.hooks import misuse
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
@@ -153,6 +155,8 @@ class SyncWeights(PublishHook):
         trainer.register_op("post_optim", self._count_optim_step)
         trainer.register_op("post_steps", self._count_batch)
         trainer.register_op("post_steps", self._batch_done)
+        if trace.ON and not isinstance(self.collector, BoardCollector):  # which traces its rollouts by itself
+            trainer.register_op("batch_process", _trace_taken)
         if self.versions_file is not None:
             self.ledger.reserve_in(self.versions_file)
             trainer.register_op("shutdown", self.ledger.give_back)
@@ -273,3 +277,13 @@ class SyncWeights(PublishHook):
         for copies in self._pinned:
             copies.published()
         return super()._record(receipt, now)
+
+
+def _trace_taken(batch: TensorDictBase) -> TensorDictBase:
+    """Trace a batch of a TorchRL collector: which versions its frames say, and how many each."""
+    stamped = batch.get(STAMP, None)
+    if stamped is not None:
+        versions, frames = stamped.unique(return_counts=True)
+        for version, count in zip(versions.tolist(), frames.tolist(), strict=True):
+            trace.write(trace.LEARNER, "take", version, frames=count)
+    return batch
