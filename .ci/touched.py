@@ -13,11 +13,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
+RUNS = "runs"  #: the house whose floors have folders of their own below it
 #: The floors that the canary, the contract and the zoo of tests/laws are about.
-UNDER_LAWS = {"core", "tensors", "transport", "sync", "torchrl_plugin", "workers"}
+UNDER_LAWS = {"core", "tensors", "transport", "sync", "torchrl_plugin", "record", f"{RUNS}/actors"}
+#: Floors whose tests are in the folders of others.
+WITHOUT_FOLDER = {
+    f"{RUNS}/config": {f"{RUNS}/cli"},
+    f"{RUNS}/life": {f"{RUNS}/cli"},
+}
 #: Where the tests of what stands outside rlsync/ and tests/ are.
 ELSEWHERE = {
-    "configs": ("cli", "recipes"),
+    "configs": (f"{RUNS}/cli", f"{RUNS}/recipes"),
     "benchmarks": ("project",),
     "examples": ("project",),
     "docs": ("project",),
@@ -30,14 +36,20 @@ ELSEWHERE = {
 
 
 def everything() -> set[str]:
-    return {folder.name for folder in TESTS.iterdir() if any(folder.rglob("test_*.py"))}
+    tested = {folder.name: folder for folder in TESTS.iterdir() if any(folder.rglob("test_*.py"))}
+    floors = {f"{RUNS}/{floor.name}" for floor in tested.pop(RUNS).iterdir() if any(floor.glob("test_*.py"))}
+    return floors | tested.keys()
 
 
 def folders_of(file: str) -> set[str]:
     """The folders of tests that one changed file concerns."""
-    match file.split("/"):
-        case ["rlsync", floor, _, *_] if floor in everything():
-            return {floor, "laws"} if floor in UNDER_LAWS else {floor}
+    parts = file.split("/")
+    if len(parts) > 3 and parts[1] == RUNS:  # a floor of that house counts as one of its own
+        parts[1:3] = ["/".join(parts[1:3])]
+    match parts:
+        case ["rlsync", floor, _, *_] if floor in everything() or floor in WITHOUT_FOLDER:
+            concerned = WITHOUT_FOLDER.get(floor, {floor})
+            return concerned | {"laws"} if floor in UNDER_LAWS else concerned
         case ["rlsync", _]:
             return {"project"}
         case ["tests", folder, _, *_] if folder in everything():

@@ -33,6 +33,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from publish_parts import (
+    MAP,
+    MODELS,
+    WARM_UP,
+    BulkPolicy,
+    adoption_s,
+    hold,
+    make_trainer,
+    make_workers,
+    timed,
+)
 from tensordict import TensorDict
 from torch import nn
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
@@ -45,17 +56,6 @@ from torchrl.weight_update import (
 )
 
 from rlsync import BoardScheme, Every, SyncWeights
-from rlsync.runs.cli.bench import (
-    MAP,
-    MODELS,
-    WARM_UP,
-    BulkPolicy,
-    adoption_s,
-    hold,
-    make_trainer,
-    make_workers,
-    timed,
-)
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
     "board": partial(BoardScheme, prove=False),  # its networks output nothing that depends on all weights

@@ -41,6 +41,7 @@ from typing import Any
 
 import ray
 import torch
+from publish_parts import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_parts import cluster_of, stores
 from torchrl.collectors.distributed import RayCollector
@@ -49,7 +50,6 @@ from torchrl.weight_update import RayWeightSyncScheme, WeightSyncScheme
 
 from rlsync import RayBoardScheme, SyncWeights
 from rlsync.core.ledger import Stamp
-from rlsync.runs.cli.bench import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.ray.learner import RayTransport

@@ -13,7 +13,11 @@ from tests.tools.tiers import covering
 
 ROOT = Path(__file__).parents[2]
 TOUCHED = runpy.run_path(str(ROOT / ".ci" / "touched.py"))
-ALL = {folder.name for folder in (ROOT / "tests").iterdir() if any(folder.glob("test_*.py"))}
+ALL = {
+    str(folder.relative_to(ROOT / "tests"))
+    for folder in (*(ROOT / "tests").iterdir(), *(ROOT / "tests" / "runs").iterdir())
+    if any(folder.glob("test_*.py"))
+}
 
 
 @pytest.mark.parametrize("sizes", [(2,), (3, 2), (3, 2, 2, 2), (5, 4, 3)], ids=str)
@@ -39,10 +43,14 @@ def test_the_cases_that_are_kept_show_all_that_should_meet(
     ("file", "folders"),
     [
         ("rlsync/transport/board/writer.py", {"transport", "laws"}),
-        ("rlsync/runs/cli/main.py", {"cli"}),
+        ("rlsync/runs/cli/main.py", {"runs/cli"}),
+        ("rlsync/runs/life/training.py", {"runs/cli"}),
+        ("rlsync/runs/actors/worker.py", {"runs/actors", "laws"}),
+        ("rlsync/record/schedule.py", {"record", "laws"}),
+        ("tests/runs/recipes/test_pure.py", {"runs/recipes"}),
         ("rlsync/__init__.py", {"project"}),
         ("tests/sync/test_adopter.py", {"sync"}),
-        ("configs/env/pong.yaml", {"cli", "recipes"}),
+        ("configs/env/pong.yaml", {"runs/cli", "runs/recipes"}),
         ("docs/results/publish.md", {"project"}),
         ("CHANGELOG.md", set()),
         ("tests/tools/board_workers.py", ALL),
@@ -59,7 +67,7 @@ def test_what_most_of_the_changed_files_concern_comes_first() -> None:
     assert TOUCHED["in_order"](
         ["rlsync/core/trigger.py", "rlsync/runs/cli/main.py", "rlsync/runs/cli/eval.py"]
     ) == [
-        "cli",
+        "runs/cli",
         "core",
         "laws",
     ]

@@ -17,9 +17,10 @@ from rlsync.sync.starting import StartLogs
 
 
 class OwnProcess:
-    """Takes the place of a :class:`~rlsync.runs.actors.supervision.Supervisor`. Its one worker makes a
-    rollout whenever the learner waits for one, so it acts with what the learner has published by then. What
-    an environment raises is raised to the learner.
+    """Takes the place of a :class:`~rlsync.runs.actors.supervision.Supervisor`.
+
+    Its one worker makes a rollout whenever the learner waits for one, so it acts with what the learner has
+    published by then. What an environment raises is raised to the learner.
     """
 
     procs: list[BaseProcess] = []  # noqa: RUF012 - it never has one

@@ -10,7 +10,9 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,11 +21,16 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from torch import nn
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.ledger import Stamp
 from rlsync.core.whole_file import require_checkpoints
 from rlsync.tensors.device import affine_cores, bfloat16_instructions
+from rlsync.tensors.layout import Layout
+from rlsync.tensors.leaves import Leaves
 from rlsync.transport.board.format import DATA_AT
+from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.shared_file import KIND_VARIABLE, PAGE_BYTES, SharedFile
 
 Grade = Literal["ok", "warn", "fail"]
@@ -65,6 +72,7 @@ def machine() -> list[Finding]:
         threads(torch.get_num_threads(), usable_cores()),
         omp(os.environ.get("OMP_NUM_THREADS"), usable_cores()),
         bfloat16(),
+        publish_ratio(),
     ]
 
 
@@ -198,6 +206,34 @@ def bfloat16() -> Finding:
         return Finding("warn", what, "emulated: no faster than float32", cure)
     slower = "not supported by oneDNN here: convolutions are about ten times slower"
     return Finding("warn", what, slower, cure)
+
+
+#: Of the publish that is measured: large enough that the copy is what counts, and over in a moment.
+_LEAVES, _FLOATS, _TRIALS = 16, 250_000, 20
+
+
+def publish_ratio() -> Finding:
+    """How long a publish on a board holds the learner, beside one copy of the same bytes."""
+    leaves = Leaves(nn.ParameterList(torch.ones(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a network")
+    layout = Layout.build({"policy": leaves.specs()})
+    plain = Leaves(nn.ParameterList(torch.zeros(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a copy")
+    publishes, copies = [], []
+    with closing(BoardWriter()) as board:
+        board.lay_out(layout)
+        for version in range(1, _TRIALS + 1):
+            began = time.perf_counter()
+            with torch.no_grad():
+                torch._foreach_copy_(plain.tensors(), leaves.tensors())
+            copied = time.perf_counter()
+            board.publish(leaves.tensors(), stamp=Stamp(1, version))
+            publishes.append(time.perf_counter() - copied)
+            copies.append(copied - began)
+    # The least of each: the first publishes get their memory from the kernel, and a busy machine delays some.
+    ratio = min(publishes) / min(copies)
+    megabytes = sum(leaf.payload_bytes for leaf in leaves.specs()) / 1e6
+    return Finding(
+        "ok", "a publish", f"{megabytes:.0f} MB in {ratio:.2f} times a plain copy of the same bytes"
+    )
 
 
 def usable_cores() -> int:

@@ -37,7 +37,6 @@ VERBS = {
     "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
     "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
     "cp": "copy a shipped config out, to edit it: rlsync cp GROUP/NAME [FOLDER]",
-    "bench": "measure a publish on this machine: rlsync bench",
 }
 
 

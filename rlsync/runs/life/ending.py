@@ -228,9 +228,11 @@ def _is_the_hosts(handler: object) -> bool:
 
 def kill_everything(status: int) -> None:
     """Kill all processes that this process started, and end it with this exit status."""
-    children = multiprocessing.active_children()
-    for child in children:
-        end_group(child)
-    for child in children:
-        child.join(timeout=1.0)
-    os._exit(status)
+    try:
+        children = multiprocessing.active_children()
+        for child in children:
+            end_group(child)
+        for child in children:
+            child.join(timeout=1.0)
+    finally:  # another thread may close what is joined here
+        os._exit(status)

@@ -90,8 +90,8 @@ class Recipe:
             config: what to train.
             spaces: what ``probe`` returned, if the config was checked before; None: check and probe here.
             again: the recorded life of a run whose rollouts are made again; see
-            :mod:`rlsync.runs.recipes.rerun`. shared: the replay of the population that the run is an agent
-            of.
+                :mod:`rlsync.runs.recipes.rerun`.
+            shared: the replay of the population that the run is an agent of.
 
         Raises:
             ConfigError: a value, the environment or the kind of recipe does not fit.

@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -640,6 +641,11 @@ def test_people_see_each_cure_uncut_and_the_sums(capsys: pytest.CaptureFixture[s
 @pytest.mark.processes
 def test_this_machine_is_fit() -> None:
     assert [finding for finding in doctor_machine.machine() if finding.verdict == "fail"] == []
+
+
+def test_a_publish_is_measured_beside_a_plain_copy() -> None:
+    found = doctor_machine.publish_ratio()
+    assert re.fullmatch(r"16 MB in \d+\.\d\d times a plain copy of the same bytes", found.found)
 
 
 def test_ranges_are_those_of_the_installed_package() -> None:

@@ -538,7 +538,7 @@ def test_a_second_ctrl_c_kills_at_once(folder: Path) -> None:
         run.interrupt()
         run.wait_for("stopping after this iteration.*; Ctrl-C again kills, without", timeout_s=10)
         run.interrupt()
-        assert run.exit_status(timeout_s=10) == 130
+        assert run.exit_status(timeout_s=10) == 130, run.output
         assert wait_until(lambda: not any(map(is_alive, workers)), 60.0)
     finally:
         run.kill()

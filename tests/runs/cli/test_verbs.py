@@ -28,7 +28,6 @@ ARGUMENTS = {
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
-    "bench": {"--models", "--workers", "--trials", "--json"},
 }
 #: What verbs that take overrides hand on to Hydra; and --trust.
 HYDRAS = {"--cfg", "--config-dir", "--hydra-help", "--trust"}

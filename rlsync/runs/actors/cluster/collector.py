@@ -52,8 +52,7 @@ _THREADS_BESIDE = 4  #: threads of an agent, besides those of open calls for rol
 
 
 class ClusterCollector(RolloutCollector):
-    """Collects unrolls as :class:`~rlsync.runs.actors.collector.UnrollCollector` does, on the nodes of a
-    cluster.
+    """Collects rollouts as UnrollCollector does, on the nodes of a cluster.
 
     One agent on each node keeps a board, a ring and workers. Versions reach it through Ray's object store;
     slots come back as flat objects, at most ``placement.credits`` ahead of the learner. Nodes may join later;
