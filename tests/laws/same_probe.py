@@ -142,7 +142,7 @@ class Watch:
 
 def trained(words: list[str], folder: Path) -> dict[str, str]:
     """The digests of one run of ``rlsync train``."""
-    from rlsync.runs.cli.main import main
+    from rlsync.__main__ import main
 
     watch = Watch()
     Trainer.train = watch.train(Trainer.train)  # type: ignore[method-assign]
@@ -158,7 +158,7 @@ CANNOT_BE_MADE_AGAIN = 2  # the status of such a ``rlsync rerun``
 
 def recorded(words: list[str], run: Path) -> dict[str, str]:
     """Train, for :func:`made_again`."""
-    from rlsync.runs.cli.main import main
+    from rlsync.__main__ import main
 
     status = main(["train", *words, f"run_dir={run}", "logger=none"])
     assert status == 0, f"rlsync train ended with {status}"
@@ -169,7 +169,7 @@ def made_again(words: list[str], run: Path, folder: Path) -> dict[str, str]:
     """How the digests of a recorded run compare with those of its rerun. Where there is no record that this
     rlsync can read, it records the run itself; then a difference is an error, whatever was altered.
     """
-    from rlsync.runs.cli.main import main
+    from rlsync.__main__ import main
 
     told = io.StringIO()
     with redirect_stdout(told):
