@@ -169,8 +169,10 @@ class Life:
         return found[self.published if since is None else since :]
 
     def pid_of(self, role: str, chance: random.Random) -> int | None:
-        """The process of a role, if it runs already. Samplers and the evaluator lead process groups, and may
-        come from a fork server, a child of the learner; the evaluator has a lower priority.
+        """The process of a role, if it runs already.
+
+        Samplers and the evaluator lead process groups, and may come from a fork server, a child of the
+        learner; the evaluator has a lower priority.
         """
         if role == "learner":
             return self.pid

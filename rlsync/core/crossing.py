@@ -22,12 +22,16 @@ class Crossing:
     def publish_bytes(self) -> int:
         """Bytes that go from one device to another at a publish."""
         to = CPU if self.through_host else self.destination
-        return self.copied_bytes if self.source and to and self.source != to else 0
+        if self.source and to and self.source != to:
+            return self.copied_bytes
+        return 0
 
     @property
     def adoption_bytes(self) -> int:
         """Bytes that go from host memory to its device when one worker adopts."""
-        return self.copied_bytes if self.through_host and self.destination not in ("", CPU) else 0
+        if self.through_host and self.destination not in ("", CPU):
+            return self.copied_bytes
+        return 0
 
     def __str__(self) -> str:
         ends = self.source or "unknown", self.destination or "unknown"
@@ -35,7 +39,10 @@ class Crossing:
             path = " -> ".join((ends[0], "host memory", ends[1]))
         else:
             path = " -> ".join(dict.fromkeys(ends))
-        parts = [f"{self.aliased_leaves} leaves aliased, 0 bytes"] if self.aliased_leaves else []
+        if self.aliased_leaves:
+            parts = [f"{self.aliased_leaves} leaves aliased, 0 bytes"]
+        else:
+            parts = []
         if self.publish_bytes and self.adoption_bytes:
             parts.append(
                 f"{self.publish_bytes:,} bytes cross at a publish, {self.adoption_bytes:,} at each adoption"

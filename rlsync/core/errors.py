@@ -148,8 +148,9 @@ class DropoutDiffers(RlsyncWarning):
 
 
 class BatchStatistics(RlsyncWarning):
-    """A layer of the workers' policy acts with the statistics of its own batch, such as BatchNorm in training
-    mode.
+    """A layer of the workers' policy acts with the statistics of its own batch.
+
+    Such as BatchNorm in training mode.
     """
 
 
@@ -170,7 +171,8 @@ def warn(warning: RlsyncWarning) -> None:
     frame: FrameType | None = sys._getframe()
     depth = 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rlsync":
-        frame, depth = frame.f_back, depth + 1
+        frame = frame.f_back
+        depth = depth + 1
     warnings.warn(warning, stacklevel=depth)
 
 

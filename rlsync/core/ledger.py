@@ -128,7 +128,9 @@ class Ledger:
     @property
     def run_id(self) -> str:
         """Which run the numbers belong to, its resumed lives included; empty if they are not reserved."""
-        return "" if self._numbers is None else self._numbers.run_id
+        if self._numbers is None:
+            return ""
+        return self._numbers.run_id
 
     def reserve_in(self, file: str | Path) -> None:
         """Reserve numbers in this file before they are used. The lives of one run have one file.
@@ -176,7 +178,9 @@ class Ledger:
     def optim_steps_since(self, version: int, now: int) -> int | None:
         """Optimizer steps from a version's publish to ``now``; ``None`` when the ledger does not know."""
         known = self._known.get(version)
-        return None if known is None or known.optim_steps is None else now - known.optim_steps
+        if known is None or known.optim_steps is None:
+            return None
+        return now - known.optim_steps
 
     def ages(self, versions: Iterable[int]) -> list[int]:
         """How many versions each of these is old. Numbers that a killed life has lost do not count."""
@@ -192,8 +196,10 @@ class Ledger:
         self._newest = Stamp(max(self.generation, stamp.generation + 1), max(self.version, stamp.version))
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the newest stamp, ``(version, optimizer steps)`` of what is remembered, and which
-        numbers were lost."""
+        """What a checkpoint keeps of the ledger.
+
+        The newest stamp, ``(version, optimizer steps)`` of what is remembered, and which numbers were lost.
+        """
         steps = [(v, known.optim_steps) for v, known in self._known.items() if known.optim_steps is not None]
         newest = {"version": self.version, "generation": self.generation}
         return newest | {"published": steps, "lost": list(self._lost)}

@@ -11,8 +11,9 @@ from rlsync.core.errors import ConfigError
 
 @contextmanager
 def told_of_a_user_without_a_name() -> Iterator[None]:
-    """ConfigError in place of what the import of torch 2.8 to 2.12 raises in the block: its compiler names a
-    folder by :func:`getpass.getuser`. Until torch 2.13 is the lowest version.
+    """Raise ConfigError in place of what the import of torch 2.8 to 2.12 raises in the block.
+
+    Its compiler names a folder by :func:`getpass.getuser`. Until torch 2.13 is the lowest version.
     """
     try:
         yield

@@ -132,10 +132,15 @@ def _bracket(text: str, at: int) -> tuple[Segment, int]:
     inside = at + 1
     segment: Segment
     if integer := _INTEGER.match(text, inside):
-        segment, end = Index(int(integer.group())), integer.end()
+        segment = Index(int(integer.group()))
+        end = integer.end()
     elif string := _STRING.match(text, inside):
-        raw = string.group(1) if string.group(1) is not None else string.group(2)
-        segment, end = MappingKey(_ESCAPED.sub(r"\1", raw)), string.end()
+        if string.group(1) is not None:
+            raw = string.group(1)
+        else:
+            raw = string.group(2)
+        segment = MappingKey(_ESCAPED.sub(r"\1", raw))
+        end = string.end()
     else:
         raise _syntax(text, inside, "between '[' and ']' write an integer or a quoted key")
     if text[end : end + 1] != "]":
@@ -176,8 +181,10 @@ def _step(here: Any, segment: Segment) -> Any:
 def _not_found(
     path: Path, depth: int, here: Any, reached: str, error: type[SyncMapError], where: str
 ) -> SyncMapError:
-    segment, after = path.segments[depth], path.segments[depth + 1 : depth + 2]
-    wanted, siblings = _bare(segment), _siblings(here, segment)
+    segment = path.segments[depth]
+    after = path.segments[depth + 1 : depth + 2]
+    wanted = _bare(segment)
+    siblings = _siblings(here, segment)
     holders = [name for name, value in siblings.items() if _holds(value)]
     below = {
         f"{name}.{child}": child
@@ -224,7 +231,9 @@ def _siblings(here: Any, segment: Segment) -> dict[str, Any]:
     if isinstance(here, Mapping):
         return {str(key): here[key] for key in here.keys()}  # noqa: SIM118 - a tensordict iterates over its batch
     if isinstance(segment, Index) and isinstance(here, (list, tuple)):
-        return {f"[0] to [{len(here) - 1}]": None} if here else {}
+        if here:
+            return {f"[0] to [{len(here) - 1}]": None}
+        return {}
     named: dict[str, Any] = {}
     for store in ("_modules", "_parameters", "_buffers", "__dict__"):
         held = getattr(here, store, None)
@@ -237,7 +246,9 @@ def _siblings(here: Any, segment: Segment) -> dict[str, Any]:
 def nearest_name(wanted: str, offered: Iterable[str], cutoff: float = 0.6) -> str:
     """The offered name closest to ``wanted``, or an empty string."""
     close = difflib.get_close_matches(str(wanted), list(offered), n=1, cutoff=cutoff)
-    return close[0] if close else ""
+    if close:
+        return close[0]
+    return ""
 
 
 def check_choice(what: str, chosen: str, offered: Collection[str], where: str) -> None:
@@ -255,7 +266,10 @@ def check_count(what: str, given: object, least: int, where: str, cure: str) -> 
 
 def check_timeouts(who: str, *, may_be_none: bool = True, **seconds: object) -> None:
     """Refuse (ConfigError) arguments of ``who`` that are no numbers of seconds above zero."""
-    cure = "for example 300.0; None waits for ever" if may_be_none else "for example 300.0"
+    if may_be_none:
+        cure = "for example 300.0; None waits for ever"
+    else:
+        cure = "for example 300.0"
     for name, given in seconds.items():
         number = isinstance(given, Real) and not isinstance(given, bool) and float(given) > 0
         if not number and not (given is None and may_be_none):
@@ -266,9 +280,13 @@ def check_timeouts(who: str, *, may_be_none: bool = True, **seconds: object) -> 
 def short(value: object) -> str:
     """A value of the user's in at most one line: a module prints its whole tree."""
     line, _, more = repr(value).partition("\n")
-    return line if not more and len(line) <= 80 else f"{type(value).__name__}(...)"
+    if not more and len(line) <= 80:
+        return line
+    return f"{type(value).__name__}(...)"
 
 
 def did_you_mean(name: str) -> str:
     """The first words of a cure; an empty string if no name is near."""
-    return f"did you mean {name!r}? " if name else ""
+    if name:
+        return f"did you mean {name!r}? "
+    return ""

@@ -73,7 +73,8 @@ class Source:
             # A text's characters would be the patterns, and "*" is every leaf.
             if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):
                 example = patterns if isinstance(patterns, str) else "*.bias"
-                what, where = f"{name} takes several patterns", f"Source({name}={patterns!r})"
+                what = f"{name} takes several patterns"
+                where = f"Source({name}={patterns!r})"
                 raise errors.ConfigError(what, where, f"write {name}=({example!r},)")
 
 
@@ -256,7 +257,10 @@ class SyncPlan:
         lines.append(f"leaves     {_tally(self.rows)}, {self.payload_bytes:,} bytes a publish")
         if not all({one.source, one.destination} <= {"", CPU} for one in self.crossings):
             lines.extend(f"devices    {crossing}" for crossing in self.crossings)
-        at_most = len(self.rows) + len(self.unsent) + len(self.unreached) if all_names else _NAMES_IN_SUMMARY
+        if all_names:
+            at_most = len(self.rows) + len(self.unsent) + len(self.unreached)
+        else:
+            at_most = _NAMES_IN_SUMMARY
         if self.unheld:
             why = "(frozen, a copy, or an average)"
             lines.append(f"unheld     sent, and in no optimizer {why}: {listed(self.unheld, at_most)}")
@@ -289,12 +293,13 @@ BY_COPY = "adopt='copy' reaches it"  #: how it ends if the leaf would act in cop
 def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
     """What, where and cure of leaves that arrive and do not act."""
     by_copy = all(row.note.endswith(BY_COPY) for row in rows)
-    cure = (
-        "give adopt='copy': the policy computes with the memory that the parameters had before"
-        if by_copy
-        else "read the weights from the module at each call: keep no twin, packed, traced or quantised copy "
-        "of them, and compile without freezing"
-    )
+    if by_copy:
+        cure = "give adopt='copy': the policy computes with the memory that the parameters had before"
+    else:
+        cure = (
+            "read the weights from the module at each call: keep no twin, packed, traced or quantised copy "
+            "of them, and compile without freezing"
+        )
     names = listed([row.destination for row in rows], _NAMES_IN_SUMMARY)
     return (
         f"{names} {IDLE}: no output changes with it",
@@ -305,12 +310,13 @@ def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
 
 def _outlives(names: Mapping[str, bool], where: str) -> tuple[str, str, str]:
     """What, where and cure of what older weights computed."""
-    cure = (
-        "give adopt='copy': it is a view of the memory that the parameters had before"
-        if all(names.values())
-        else "compute it from the weights at each call, or drop it in a mark_weight_update() of its module, "
-        "which rlsync calls at each adoption; carry the memory of an episode in the tensordict"
-    )
+    if all(names.values()):
+        cure = "give adopt='copy': it is a view of the memory that the parameters had before"
+    else:
+        cure = (
+            "compute it from the weights at each call, or drop it in a mark_weight_update() of its module, "
+            "which rlsync calls at each adoption; carry the memory of an episode in the tensordict"
+        )
     what = f"older weights computed {listed([*names], _NAMES_IN_SUMMARY)}, which still acts with newer ones"
     return what, where, cure
 

@@ -132,7 +132,8 @@ class StepsAhead(Trigger):
     n: int
 
     def __post_init__(self) -> None:
-        where, cure = f"StepsAhead({self.n!r})", "for example StepsAhead(50)"
+        where = f"StepsAhead({self.n!r})"
+        cure = "for example StepsAhead(50)"
         check_count("a number of steps ahead", self.n, 0, where, cure)
 
     def due(self, last: Counters, now: Counters) -> bool:

@@ -1,5 +1,6 @@
-"""Replace a file so that no reader ever sees a half one; write and read a record; digest a file. And what the
-machine refuses, in words: why, and what a user can do about it.
+"""Replace a file so that no reader ever sees a half one; write and read a record; digest a file.
+
+And what the machine refuses, in words: why, and what a user can do about it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ CURES = {
     ),
 }
 _NO_INODES = "remove files there: it has room for bytes, and none for one more file (df -i)"
-_FEW_INODES, _MUCH_ROOM_BYTES = 1000, 16 * 2**20
+_FEW_INODES = 1000
+_MUCH_ROOM_BYTES = 16 * 2**20
 _NO_THREAD = "can't start new thread"  #: what Python says, as a RuntimeError
 
 
@@ -85,8 +87,9 @@ def cure_of(refusal: OSError, folder: Path) -> str | None:
 
 
 def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
-    """Let ``write`` write a file beside its place, then move it there in one step. If it raises or is killed,
-    the file of before stays. A ``durable`` one is on the disk when this returns.
+    """Let ``write`` write a file beside its place, then move it there in one step.
+
+    If it raises or is killed, the file of before stays. A ``durable`` one is on the disk when this returns.
     """
     beside = file.with_name(f".{os.getpid()}.{file.name}")  # the suffix may say how it is written
     try:
@@ -130,8 +133,10 @@ def _place(folder: Path) -> Path:
 
 
 def require_checkpoints(folder: Path, where: str) -> list[str]:
-    """Try in a folder, which may have to be made, what a checkpoint needs: ConfigError if its file system
-    cannot sync a file, or put it in the place of another. Returns what is only of use, and is lacking there.
+    """Try in a folder what a checkpoint needs; the folder may have to be made.
+
+    ConfigError if its file system cannot sync a file, or put it in the place of another. Returns what is only
+    of use, and is lacking there.
     """
     lacks = []
 
@@ -185,8 +190,9 @@ def link_or_copy(file: str | Path, beside: str | Path) -> None:
 
 
 def reserve(descriptor: int, size_bytes: int, at: int = 0) -> None:
-    """Have the disk keep room for a range of an open file: OSError if there is none. To write to a map of a
-    file without room ends the process (SIGBUS).
+    """Have the disk keep room for a range of an open file: OSError if there is none.
+
+    To write to a map of a file without room ends the process (SIGBUS).
     """
     if not size_bytes:
         return
@@ -211,7 +217,9 @@ def json_of(value: Any, indent: int | None = 2) -> str:
 def _in_json(value: Any) -> Any:
     match value:
         case float():
-            return value if math.isfinite(value) else None
+            if math.isfinite(value):
+                return value
+            return None
         case dict():
             return {key: _in_json(each) for key, each in value.items()}
         case list() | tuple():

@@ -52,13 +52,15 @@ class PlannedHandle:
 
 
 class PlannedReader(BoardReader):
-    """Begins each rollout with the version of the plan, and waits until that is published. When the plan of
-    its life is over, BoardClosed ends the worker: with ``stays`` not before the learner has closed the board,
-    unless a later life follows. Without ``stays`` it acts on with the newest version.
+    """Begins each rollout with the version of the plan, and waits until that is published.
+
+    When the plan of its life is over, BoardClosed ends the worker: with ``stays`` not before the learner has
+    closed the board, unless a later life follows. Without ``stays`` it acts on with the newest version.
     """
 
     def __init__(self, handle: PlannedHandle, apply: Apply, reader: int) -> None:
-        self._plan, self._stays = handle.plan[reader], handle.stays
+        self._plan = handle.plan[reader]
+        self._stays = handle.stays
         self._by_turn = isinstance(self._plan, FixedLag)
         self._own, self._counts = handle.mark.open(handle.address, _BYTES, "plan of rollouts")
         self._at = _BEGUN + reader
@@ -72,7 +74,9 @@ class PlannedReader(BoardReader):
 
     def adopt(self) -> int:
         """The newest version, until the first rollout has begun; then what acts goes on."""
-        return self.version if self._acts else super().adopt()
+        if self._acts:
+            return self.version
+        return super().adopt()
 
     def begin(self) -> int:
         begun = self._counts[self._at]
@@ -108,7 +112,9 @@ class PlannedBoard(BoardWriter):
 
     def __init__(self, plan: Plan, *, stays: bool, timeout_s: float = 0.0, order: Sequence[int] = ()) -> None:
         super().__init__()
-        self._plan, self._stays, self.timeout_s = plan, stays, timeout_s
+        self._plan = plan
+        self._stays = stays
+        self.timeout_s = timeout_s
         self._order = order
         self._by_turn = any(isinstance(rollouts, FixedLag) for rollouts in plan.values())
         self._counted = SharedFile.create("rlsync-plan")
@@ -153,8 +159,11 @@ class PlannedBoard(BoardWriter):
 
     def next(self, worker: int) -> Rollout | None:
         """The rollout that a worker begins next; None if its plan is over."""
-        plan, begun = self._plan[worker], self._counts[_BEGUN + worker]
-        return plan[begun] if begun < len(plan) else None
+        plan = self._plan[worker]
+        begun = self._counts[_BEGUN + worker]
+        if begun < len(plan):
+            return plan[begun]
+        return None
 
     def go_back(self, worker: int, number: int) -> None:
         """Let a worker's next process begin with this rollout."""

@@ -94,9 +94,13 @@ class RecordSchedule(TrainerHookBase):
     ) -> None:
         where = f"RecordSchedule(every={every!r})"
         check_count("the number of versions for one digest", every, 1, where, "for example every=100")
-        self.sync, self.file = sync, Path(file).absolute()
-        self._every, self._facts = every, facts or {}
-        self._way, self._updates = way, 0  # updates of this life
+        self.sync = sync
+        self.file = Path(file).absolute()
+        self._every = every
+        self._facts = facts or {}
+        # updates of this life
+        self._way = way
+        self._updates = 0
         self._last_way: str | None = None
         self.digested: tuple[int, Mapping[str, int]] = 0, {}  #: the newest version with digests, and they
         self._writer: ScheduleWriter | None = None
@@ -157,7 +161,8 @@ class RecordSchedule(TrainerHookBase):
         self.counts[worker] = number + 1
         if self._writer is None:
             return
-        stamps, within = frames.get(STAMP).flatten(), self.sync.bound.endpoint.adopts_within_rollouts
+        stamps = frames.get(STAMP).flatten()
+        within = self.sync.bound.endpoint.adopts_within_rollouts
         if within and (at := (stamps.diff().nonzero().flatten() + 1).tolist()):
             self._writer.note("adopted", worker=worker, number=number, at=at, versions=stamps[at].tolist())
         self._writer.rollout(worker, 0, number, int(stamps[0]))
@@ -234,10 +239,14 @@ class Rerun:
     """
 
     def __init__(self, schedule: str | Path | Life, until: int | None = None) -> None:
-        lives = [schedule] if isinstance(schedule, Life) else lives_in(Path(schedule))
+        if isinstance(schedule, Life):
+            lives = [schedule]
+        else:
+            lives = lives_in(Path(schedule))
         if not (lives := [life for life in lives if life.rollouts]):
             raise ConfigError("the schedule has no rollouts yet", str(schedule), "let the run go on, or end")
-        self._life, self._until = lives[-1], until or 0
+        self._life = lives[-1]
+        self._until = until or 0
         self._order = [rollout.worker for rollout in self._life.rollouts]
         self._by_one = EVERYBODY not in self._order  # each rollout by one worker
 
@@ -252,8 +261,10 @@ class Rerun:
         return board
 
     def run(self, trainer: Trainer) -> Comparison:
-        """Train until the record ends, a version differs or is ``until``; then shut the trainer down, and say
-        how many versions are equal, and which is the first that is not, with its leaves.
+        """Train until the record ends, a version differs or is ``until``.
+
+        Then shut the trainer down, and say how many versions are equal, and which is the first that is not,
+        with its leaves.
 
         Args:
             trainer: ready to train; its RecordSchedule is registered.
@@ -268,9 +279,14 @@ class Rerun:
             if (then := self._life.facts.get(name)) != now:
                 told = "the last bits of numbers may differ: %s was %s, and is %s"
                 logging.getLogger(__name__).warning(told, name, then, now)
-        collector, (record, *_) = trainer.collector, records
-        per_batch = collector.rollouts_per_batch if isinstance(collector, TellsOfRollouts) else 1
-        last, batches = sum(not rollout.dropped for rollout in self._life.rollouts) // per_batch, count(1)
+        collector = trainer.collector
+        (record, *_) = records
+        if isinstance(collector, TellsOfRollouts):
+            per_batch = collector.rollouts_per_batch
+        else:
+            per_batch = 1
+        last = sum(not rollout.dropped for rollout in self._life.rollouts) // per_batch
+        batches = count(1)
 
         def batch_done(batch: object) -> None:
             version, found = record.digested
@@ -291,8 +307,13 @@ class Rerun:
         """What of the trainer keeps it from making the run again, and what to do about it."""
         if not records:
             yield "its trainer has no RecordSchedule", "register one, with another file"
-        collector, endpoint, sync = trainer.collector, endpoint_of(trainer.collector), records[0].sync
-        kinds = MultiAsyncCollector | TellsOfRollouts if self._by_one else MultiSyncCollector | Collector
+        collector = trainer.collector
+        endpoint = endpoint_of(trainer.collector)
+        sync = records[0].sync
+        if self._by_one:
+            kinds = MultiAsyncCollector | TellsOfRollouts
+        else:
+            kinds = MultiSyncCollector | Collector
         planned = isinstance(endpoint.publisher.transport, PlannedBoard)
         if not isinstance(collector, kinds) or planned != self._by_one or trainer.async_collection:
             what = f"this {type(collector).__name__} does not keep to its schedule"

@@ -124,8 +124,10 @@ def lag_in_words(lag: int | None, *, in_process: bool = False) -> str:
 
 @dataclass(frozen=True)
 class FixedLag(Sequence[Rollout]):
-    """A computed life, and the rollouts of any worker in it: number n begins when the learner has learned
-    from those up to n-1-``lag`` of all workers. Its ``version`` is how often a batch was asked for by then.
+    """A computed life, and the rollouts of any worker in it.
+
+    Rollout n begins when the learner has learned from those up to n-1-``lag`` of all workers. Its ``version``
+    is how often a batch was asked for by then.
     """
 
     lag: int
@@ -208,7 +210,9 @@ class ScheduleWriter:
 
 def named(worker: int) -> str:
     """What a worker of a schedule is called where people read of it."""
-    return "all workers" if worker == EVERYBODY else f"worker {worker}"
+    if worker == EVERYBODY:
+        return "all workers"
+    return f"worker {worker}"
 
 
 def lives_in(file: Path) -> list[Life]:
@@ -309,8 +313,14 @@ class Comparison:
         if not self.unequal:
             return f"equal up to version {self.last_equal}: {equal}"
         leaves = ", ".join(self.leaves[:8]) + (", ..." if len(self.leaves) > 8 else "")
-        before = f"equal up to version {self.last_equal}" if self.last_equal else "no version before is equal"
-        others = f" ({self.others} in the second run)" if self.others not in (0, self.unequal) else ""
+        if self.last_equal:
+            before = f"equal up to version {self.last_equal}"
+        else:
+            before = "no version before is equal"
+        if self.others not in (0, self.unequal):
+            others = f" ({self.others} in the second run)"
+        else:
+            others = ""
         return (
             f"unequal at version {self.unequal}{others}: {len(self.leaves)} leaves: {leaves}\n"
             f"{before}; since then {self.window}"
@@ -323,11 +333,15 @@ def compared(one: Life, other: Life) -> Comparison:
 
 
 def runs_compared(one: Sequence[Life], other: Sequence[Life]) -> Comparison:
-    """Compare the digests of two runs, each with all its lives, after as many optimizer steps. A resumed run
-    has other version numbers than one that was not interrupted. Of a step made twice the last time counts.
+    """Compare the digests of two runs, each with all its lives, after as many optimizer steps.
+
+    A resumed run has other version numbers than one that was not interrupted. Of a step made twice the last
+    time counts.
     """
-    ours, theirs = _as_one(one), _as_one(other)
-    after, afters = _newest_after(ours), _newest_after(theirs)
+    ours = _as_one(one)
+    theirs = _as_one(other)
+    after = _newest_after(ours)
+    afters = _newest_after(theirs)
     both = sorted(after.keys() & afters.keys())
     found = _compared(ours, theirs, {after[steps]: afters[steps] for steps in both})
     return replace(found, alone=(len(after) - len(both), len(afters) - len(both)))
@@ -353,20 +367,23 @@ def _compared(one: Life, other: Life, pairs: Mapping[int, int]) -> Comparison:
     """Compare the digests of a version of one life with those of a version of the other."""
     equal = last = 0
     for version in sorted(pairs):
-        ours, theirs = one.digests[version], other.digests[pairs[version]]
+        ours = one.digests[version]
+        theirs = other.digests[pairs[version]]
         differ = tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
         if differ:
             told = window(one, last, version) + _other_ways(one, other)
             return Comparison(equal, last, version, differ, told, pairs[version])
         if ours:  # of nothing, nothing can be said
-            equal, last = equal + 1, version
+            equal = equal + 1
+            last = version
     return Comparison(equal, last)
 
 
 def window(life: Life, after: int, until: int) -> str:
     """Which updates and rollouts lie between the publishes of two versions, in words."""
     steps = {publish.version: publish.optim_steps for publish in life.publishes}
-    inside, began = [], after == 0
+    inside = []
+    began = after == 0
     for event in life.events:
         if isinstance(event, Rollout):
             inside += [event] if began else []

@@ -192,9 +192,10 @@ def _float_parameters(module: nn.Module, where: str) -> list[LeafSpec]:
 def idle_leaves(
     module: nn.Module, where: str, call: Call, *, alias: bool, whole: nn.Module
 ) -> tuple[tuple[str, ...], str]:
-    """The parameters of ``module`` on which no output of ``whole`` depends, or why nobody can tell. All
-    parameters hold fixed numbers that are not zero, and one of them at a time holds others. Afterwards their
-    memory and values are what they were; call it in :func:`undisturbed` for the rest.
+    """The parameters of ``module`` on which no output of ``whole`` depends, or why nobody can tell.
+
+    All parameters hold fixed numbers that are not zero, and one of them at a time holds others. Afterwards
+    their memory and values are what they were; call it in :func:`undisturbed` for the rest.
     """
     specs = _float_parameters(module, where)
     if not specs:
@@ -225,8 +226,10 @@ def in_mid_episode(given: TensorDictBase) -> TensorDictBase:
 
 
 def mid_episode(value: Tensor, number: int = 0, *, is_init: bool = False) -> Tensor:
-    """One tensor of such an input. Masks and numbers of a choice stay as they are. Tensors with other
-    numbers have other values: a policy may subtract what it remembers from what it sees.
+    """One tensor of such an input.
+
+    Masks and numbers of a choice stay as they are. Tensors with other numbers have other values: a policy may
+    subtract what it remembers from what it sees.
     """
     if is_init:
         return torch.zeros_like(value)
@@ -242,7 +245,8 @@ class _Probe:
     """Private values of a module's parameters, and what its outputs are with them."""
 
     def __init__(self, target: Target, specs: Sequence[LeafSpec], call: Call, *, alias: bool) -> None:
-        self._specs, self._call = specs, call
+        self._specs = specs
+        self._call = call
         self._adopt = target.alias if alias else target.copy
         self._target = target
         self._calls = 0
@@ -323,8 +327,9 @@ def _image(specs: Sequence[LeafSpec], seed: int, *, positive: bool = False) -> l
 
 
 def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor:
-    """Fixed numbers for a leaf, none of them zero, as large as those of a network at its start, or ``by``
-    times as large.
+    """Fixed numbers for a leaf, none of them zero.
+
+    They are as large as those of a network at its start, or ``by`` times as large.
     """
     generator = torch.Generator().manual_seed(seed)
     size = torch.rand(spec.shape, generator=generator, device="cpu") / 2 + 0.5
@@ -335,8 +340,10 @@ def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor
 
 
 def _episodes(call: Call, policy: nn.Module) -> Call:
-    """The call as an episode that begins anew each time, with the same random numbers: its first step alone,
-    or two steps. What a policy remembers of one call may be all on which a weight acts in the next.
+    """The call as an episode that begins anew each time, with the same random numbers.
+
+    Its first step alone, or two steps: what a policy remembers of one call may be all on which a weight acts
+    in the next.
     """
     numbers = random_states()
     begin = present_memory(policy)
@@ -347,6 +354,8 @@ def _episodes(call: Call, policy: nn.Module) -> Call:
         outdate(told)  # weights have arrived in between
         set_random_states(numbers)
         outputs = call(True)
-        return outputs if plain else [*outputs, *call(False)]
+        if plain:
+            return outputs
+        return [*outputs, *call(False)]
 
     return act

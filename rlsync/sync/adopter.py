@@ -77,8 +77,9 @@ class Adopter:
     def place(
         self, destinations: Mapping[str, Destination], within: Callable[[], object] = lambda: None
     ) -> None:
-        """Say where the weights of each destination go; those of other destinations are not taken. ``within``
-        returns the policy of which destinations are parts, if there is one.
+        """Say where the weights of each destination go; those of other destinations are not taken.
+
+        ``within`` returns the policy of which destinations are parts, if there is one.
         """
         self._let_go()
         self._destinations = dict(destinations)
@@ -104,8 +105,10 @@ class Adopter:
             self._let_go()
 
     def settled(self) -> bool:
-        """Whether :meth:`acting` would do nothing. Asking is a sign of life, and costs about 2 us: for
-        workers that act in short pieces, such as the batches of an inference server.
+        """Whether :meth:`acting` would do nothing.
+
+        Asking is a sign of life, and costs about 2 us: for workers that act in short pieces, such as the
+        batches of an inference server.
         """
         reader = self.reader
         if reader.newest != reader.version or reader.asked not in (0, self.answers.answered):
@@ -178,7 +181,8 @@ class Adopter:
             for (destination, excluded), views in groups.items()
         ]
         self._own()
-        self._layout, self._bindings = layout, bindings
+        self._layout = layout
+        self._bindings = bindings
         acts = (place.find() for place in self._destinations.values())
         self._keepers = keepers([self._within(), *acts])
 
@@ -207,7 +211,8 @@ class Adopter:
     def _let_go(self) -> None:
         """Take what acts off the board, until the next adoption puts it there again."""
         self._own()
-        self._layout, self._bindings = None, []
+        self._layout = None
+        self._bindings = []
         self.reader.forget()
 
     def _own(self) -> None:

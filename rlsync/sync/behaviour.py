@@ -83,16 +83,25 @@ def _verdicts(
 def _below(call: PartCall, prefix: str) -> str | None:
     """The path of the part below the route's prefix; None if it is not there."""
     if not prefix or call.module == prefix:
-        return call.module if not prefix else ""
-    return call.module.removeprefix(prefix + ".") if call.module.startswith(prefix + ".") else None
+        if not prefix:
+            return call.module
+        return ""
+    if call.module.startswith(prefix + "."):
+        return call.module.removeprefix(prefix + ".")
+    return None
 
 
 def _part(route: BoundRoute, call: PartCall) -> nn.Module | None:
     """The part of the source that stands where the worker's part stands."""
-    root = unwrap(route.leaves.root, route.leaves.where) if isinstance(route.leaves.root, nn.Module) else None
+    if isinstance(route.leaves.root, nn.Module):
+        root = unwrap(route.leaves.root, route.leaves.where)
+    else:
+        root = None
     below = _below(call, route.prefix)
     parts = {} if root is None else dict(root.named_modules())
-    return None if below is None else parts.get(below)
+    if below is None:
+        return None
+    return parts.get(below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +152,9 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
 def _weights(
     sample: Sample, route: BoundRoute, part: nn.Module, image: Image, below: str
 ) -> dict[str, Tensor]:
-    """A part of the source's leaves as they are in an image, or where it lacks them, as they are now. Tied
-    leaves of several modules are all among them, those of one module that has several names once.
+    """A part of the source's leaves as they are in an image, or where it lacks them, as they are now.
+
+    Tied leaves of several modules are all among them, those of one module that has several names once.
     """
     stem = f"{route.prefix}." if route.prefix else ""
     sent = {one.leaf.name: one.key for one in route.sent}
@@ -187,12 +197,16 @@ def _outputs(
     device: torch.device,
     calls: int = 1,
 ) -> tuple[dict[str, Tensor], bool]:
-    """The outputs of a part with some weights, and whether it drew random numbers for them; those of the last
-    of so many calls, each with what the worker's part remembered.
+    """The outputs of a part with some weights, and whether it drew random numbers for them.
+
+    Those of the last of so many calls, each with what the worker's part remembered.
     """
     floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     # Workers that compute in half precision pass it on from part to part; the learner computes as it trains.
-    cast = dict.fromkeys((torch.bfloat16, torch.float16), floats[0]) if floats else {}
+    if floats:
+        cast = dict.fromkeys((torch.bfloat16, torch.float16), floats[0])
+    else:
+        cast = {}
     args = tuple(sample.get(arg, device, cast) for arg in call.args)
     held = [value for module in part.modules() for value in vars(module).values()]
     generators = [torch.default_generator, *torch.cuda.default_generators]
@@ -214,7 +228,8 @@ def _as_in_the_worker(
     part: nn.Module, sample: Sample, call: PartCall, device: torch.device
 ) -> Iterator[None]:
     """Inside, a part and those in it have the modes of the worker's, and remember what these remember."""
-    modes, memory = sample.modes.get(call.destination, {}), sample.memory.get(call.destination, {})
+    modes = sample.modes.get(call.destination, {})
+    memory = sample.memory.get(call.destination, {})
     before = {inner: inner.training for inner in part.modules()}
     try:
         for name, inner in part.named_modules():
@@ -255,4 +270,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
     # A policy may mask choices by infinite numbers: they neither differ from themselves nor are a measure.
     largest = one.masked_fill(~one.isfinite(), 0.0).abs().max().clamp_min(1.0)
     apart = ((one - other).abs().masked_fill(same, 0.0).max() / largest).item()
-    return math.inf if math.isnan(apart) else apart
+    if math.isnan(apart):
+        return math.inf
+    return apart

@@ -99,7 +99,10 @@ class BoundMap:
         for route in self._routes:
             live = self.endpoint.tensors(route.destination) or {}
             for sent in route.sent:
-                there = live.get(sent.key[1]) if sent.key in self._aliased else None
+                if sent.key in self._aliased:
+                    there = live.get(sent.key[1])
+                else:
+                    there = None
                 if there is not None and digest([there]) != digest([sent.leaf.read()]):
                     name = f"{route.route.destination}.{sent.leaf.name}"
                     yield f"{name} is not copied, as if it were the learner's memory, and has other numbers"
@@ -124,8 +127,9 @@ class BoundMap:
         }
 
     def _sources(self, sent: Collection[Key]) -> dict[Key, Tensor]:
-        """What the sources hold now, read from them one by one: not by way of a layout, its ties or an image,
-        so that a fault in these shows.
+        """What the sources hold now, read from them one by one.
+
+        Not by way of a layout, its ties or an image, so that a fault in these shows.
         """
         return {key: tensor for key, tensor in self.copies().items() if key in sent}
 
@@ -166,7 +170,9 @@ class BoundMap:
         """
         with self.endpoint.publisher.begin() as publish:
             held = not all(gate() for gate in gates)
-            return None if held else self._fill(publish, reason, now, in_background)
+            if held:
+                return None
+            return self._fill(publish, reason, now, in_background)
 
     def _fill(self, publish: Publish, reason: str, now: Counters, in_background: bool) -> Receipt:
         started = time.perf_counter()
@@ -208,7 +214,8 @@ class BoundMap:
         for route in self._routes:
             live = self.endpoint.tensors(route.destination)  # looked at anew at every publish
             for sent in route.sent:
-                key, tensor = sent.key, sent.leaf.read()
+                key = sent.key
+                tensor = sent.leaf.read()
                 there = live.get(key[1]) if live else None
                 if there is not None and (there is tensor or memory_key(there) == memory_key(tensor)):
                     found.aliased.add(key)
@@ -272,13 +279,17 @@ class VersionCopies:
     def newest(self) -> VersionCopy | None:
         """The newest version, whichever thread asks; None if nobody has kept it."""
         publisher = self._map.endpoint.publisher
-        transport, brought = publisher.transport, self._map.brought()
+        transport = publisher.transport
+        brought = self._map.brought()
         while True:
-            stamp, held = transport.newest_stamp, transport.newest_leaves()
+            stamp = transport.newest_stamp
+            held = transport.newest_leaves()
             if held is None:
                 break
             leaves = {key: leaf.clone() for key, leaf in keyed(*held).items() if key in brought}
             if transport.newest_stamp == stamp:  # what is the newest version all the time is not written to
                 return VersionCopy(stamp.version, leaves)
         kept = self._kept
-        return kept if kept is not None and kept.version == publisher.version else None
+        if kept is not None and kept.version == publisher.version:
+            return kept
+        return None

@@ -49,7 +49,10 @@ class _Popen(Popen):
         code: int | None = super().poll(flag)
         if code != UNKNOWN or self._outlives or not self._lives():
             return code
-        self._outlives, self.returncode, self.sentinel = True, None, os.pidfd_open(self.pid)
+        sentinel = os.pidfd_open(self.pid)
+        self._outlives = True
+        self.returncode = None
+        self.sentinel = sentinel
         Finalize(self, os.close, (self.sentinel,))
         return None
 
@@ -82,6 +85,7 @@ def require_children() -> None:
 
 def start_as(method: str, process: BaseProcess) -> None:
     """Start a process of this method of :mod:`multiprocessing`, in a host program's own kind of process, too.
+
     A process takes over the default method of the one that starts it. It knows Python's own methods, and not
     one that a library has added, as joblib's loky does in the processes that it starts.
     """

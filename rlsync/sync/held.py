@@ -26,8 +26,9 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 @torch.no_grad()
 def own_shared_memory(acts: object, name: str) -> list[str]:
-    """Give what ``acts`` holds besides its leaves memory of this process, where the sender shares it. Returns
-    the names of the tensors that were copied.
+    """Give what ``acts`` holds besides its leaves memory of this process, where the sender shares it.
+
+    Returns the names of the tensors that were copied.
     """
     leaves = set()
     if isinstance(acts, nn.Module):
@@ -84,7 +85,8 @@ def _takes_batch_statistics(part: nn.Module) -> bool:
 
 def unlike(theirs: Mapping[str, str], prefix: str, source: object, where: str) -> Iterator[tuple[str, str]]:
     """Each setting below a prefix that differs from the source's, in words; modes: outermost only."""
-    dotted, mine = f"{prefix}." if prefix else "", settings_of(source, where) if theirs else {}
+    dotted = f"{prefix}." if prefix else ""
+    mine = settings_of(source, where) if theirs else {}
     differing = {path for path, text in mine.items() if theirs.get(dotted + path, text) != text}
     for path in sorted(differing):
         module, _, name = path.rpartition(".")

@@ -1,5 +1,7 @@
-"""Does what older weights computed act on? A policy may keep it: a packed weight, the keys and values of an
-attention, a view of memory that its weights have left.
+"""Does what older weights computed act on?
+
+A policy may keep it: a packed weight, the keys and values of an attention, a view of memory that its weights
+have left.
 
 A policy acts with other weights, gets new ones in the middle of the episode, and acts on. Its outputs must be
 those that it gives if it has the new ones from the start. A collector has called it before: what such a call
@@ -34,8 +36,9 @@ Call = Callable[[bool], Sequence[Tensor]]
 
 @contextmanager
 def own_values(target: Target, *, alias: bool) -> Iterator[None]:
-    """Afterwards the target's parameters have the memory that they had before, and what was in it, unless the
-    block only adopts by alias.
+    """Give the target's parameters the memory back that they had before, with what was in it.
+
+    Unless the block only adopts by alias.
     """
     held = [(tensor, tensor.data, None if alias else tensor.data.clone()) for tensor in target.live]
     try:

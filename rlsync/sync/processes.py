@@ -94,9 +94,10 @@ def await_ready(
     last_words: Callable[[int], str] = lambda _: "",
     doing: Callable[[int], str] = lambda _: "",
 ) -> None:
-    """Wait until ``ready(worker, seconds)`` is true for every process. WorkerLost at once if one ends, with
-    its ``last_words``. AdoptionTimeout, with what one is ``doing``, after ``timeout_s`` for all; None: no
-    limit.
+    """Wait until ``ready(worker, seconds)`` is true for every process.
+
+    WorkerLost at once if one ends, with its ``last_words``. AdoptionTimeout, with what one is ``doing``,
+    after ``timeout_s`` for all; None: no limit.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     waiting = dict(enumerate(processes))
@@ -114,7 +115,8 @@ def await_ready(
                         worker, process, ending(process.exitcode or 0), last_words(worker)
                     )
             worker, process = next(iter(waiting.items()))
-            what, others = doing(worker), ", ".join(map(str, waiting))
+            what = doing(worker)
+            others = ", ".join(map(str, waiting))
             raise AdoptionTimeout(
                 f"worker {worker} (pid {process.pid}) is not ready after {timeout_s:g} s"
                 + (f": {what}" if what else "")

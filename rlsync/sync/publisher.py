@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from torch import Tensor
@@ -29,6 +29,7 @@ Seen = Callable[[int, Layout, Sequence[Tensor | None]], None]
 
 class Publish:
     """One publish: begun, filled, visible, recorded; :meth:`Publisher.begin` makes it, for a ``with`` block.
+
     It has the ledger's next number, which is used up when the version is visible, and else left to the next.
     """
 
@@ -54,9 +55,11 @@ class Publish:
         steady: Collection[Key] = (),
         sources: Callable[[], Mapping[Key, Tensor]] | None = None,
     ) -> int | None:
-        """Bring the leaves, and with them a whole version: others stay as they were, and other ranks bring
-        their parts (PublishError if not). Returns the version; ``None`` when it was coalesced. Nobody may
-        write to those in ``steady`` before the publish is joined. ``sources()`` copies what the sources hold.
+        """Bring the leaves, and with them a whole version; return its number.
+
+        Other leaves stay as they were, and other ranks bring their parts (PublishError if not). ``None`` when
+        it was coalesced. Nobody may write to those in ``steady`` before the publish is joined. ``sources()``
+        copies what the sources hold.
         """
         publisher = self._publisher
         if publisher.compares and sources is not None:
@@ -68,7 +71,9 @@ class Publish:
         _refuse_without_memory(leaves)
         self._layout, owners = publisher.lay_out(leaves)
         self._tensors = [leaves.get(key) for key in owners]
-        later = {i for i, key in enumerate(owners) if key in steady} if steady else frozenset[int]()
+        later: Set[int] = frozenset()
+        if steady:
+            later = {i for i, key in enumerate(owners) if key in steady}
         version = publisher.transport.publish(self._tensors, later, stamp=self.stamp)
         if version is None:
             publisher.coalesced += 1
@@ -80,8 +85,10 @@ class Publish:
         return version
 
     def finish(self) -> None:
-        """Wait until the leaves that were put off are copied, and the version is visible. PublishError: one
-        was written to meanwhile; if the copy was over by then, the version is visible all the same.
+        """Wait until the leaves that were put off are copied, and the version is visible.
+
+        PublishError: one was written to meanwhile; if the copy was over by then, the version is visible all
+        the same.
         """
         transport = self._publisher.transport
         try:
@@ -141,7 +148,9 @@ class Publisher:
     def specs(self, destination: str) -> list[LeafSpec] | None:
         """The leaves of a destination in the workers; ``None`` while nobody can tell."""
         found = None if self.leaves_at is None else self.leaves_at(destination)
-        return None if found is None else list(found)
+        if found is None:
+            return None
+        return list(found)
 
     def publish_modules(self, modules: Mapping[str, object], where: str) -> None:
         """Publish every leaf of the modules, by destination, as one version; nothing when there are none.
@@ -184,7 +193,8 @@ class Publisher:
 
         PublishError: it was written to meanwhile, and is not published.
         """
-        underway, self.underway = self.underway, None
+        underway = self.underway
+        self.underway = None
         if underway is not None:
             underway.finish()
 
@@ -213,7 +223,8 @@ class Publisher:
 
     def lay_out(self, leaves: Mapping[Key, Tensor]) -> tuple[Layout, Sequence[Key]]:
         """The transport's layout, made anew where these leaves need another one, and who owns its entries."""
-        layout, same = self.transport.layout, leaves.keys() == self._last_keys
+        layout = self.transport.layout
+        same = leaves.keys() == self._last_keys
         brought = {} if same else _by_destination(leaves)
         others = any(self._brought.get(destination) != names for destination, names in brought.items())
         tie_broken = any(
@@ -239,7 +250,10 @@ class Publisher:
             spec = self._spec(destination, name, tensor)
             tie = spec.tie if (destination, spec.tie) in kept else ""
             if tensor is not None:
-                tied = first.setdefault((destination, memory_key(tensor)), name) if tensor.numel() else name
+                if tensor.numel():
+                    tied = first.setdefault((destination, memory_key(tensor)), name)
+                else:
+                    tied = name
                 tie = "" if tied == name else tied
             excluded = name not in self._brought[destination]
             laid_out.setdefault(destination, []).append(replace(spec, tie=tie, excluded=excluded))

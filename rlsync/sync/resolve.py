@@ -82,7 +82,8 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
         for comparison in route.comparisons:
             leaf = f"{stem}.{comparison.name}"
             if leaf in source_of:
-                what, both = f"{leaf} has two sources", f"{route.route.source}, and {source_of[leaf]}"
+                what = f"{leaf} has two sources"
+                both = f"{route.route.source}, and {source_of[leaf]}"
                 raise errors.AmbiguousSource(what, f"{where}: {both}", "let each leaf come from one place")
             source_of[leaf] = route.route.source
         bound.append(route)
@@ -97,7 +98,8 @@ def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> No
     taken: dict[object, tuple[Tensor, str]] = {}
     for route in bound:
         for sent in route.sent:
-            (destination, name), tensor = sent.key, sent.leaf.read()
+            (destination, name) = sent.key
+            tensor = sent.leaf.read()
             place = places[destination].get(name, (destination, name))
             there, source = taken.setdefault(place, (tensor, route.route.source))
             if source != route.route.source and memory_key(there) != memory_key(tensor):
@@ -123,7 +125,8 @@ def bind_route(
     destination: str, source: str | Source, root: object, endpoint: Endpoint, where: str
 ) -> BoundRoute:
     declared = source if isinstance(source, Source) else Source(source)
-    path, target = parse(declared.path), parse(destination)
+    path = parse(declared.path)
+    target = parse(destination)
     dtype = _floating_name(declared.dtype, where)
     route = Route(str(target), str(path), dtype, declared.exclude, declared.idle)
     try:
@@ -151,13 +154,16 @@ def bind_route(
     for pattern in (*route.exclude, *route.idle):
         if not any(excluded(name, [pattern]) for name in either):
             near = did_you_mean(nearest_name(pattern, either))
-            what, cure = f"no leaf is named like {pattern!r}", f"{near}leaves: {', '.join(either[:12])}"
+            what = f"no leaf is named like {pattern!r}"
+            cure = f"{near}leaves: {', '.join(either[:12])}"
             raise errors.LayoutMismatch(what, f"{where}, exclude or idle of {route.source}", cure)
     by_name = dict(zip(names, leaves.leaves, strict=True))
-    stem, sent = f"{prefix}." if prefix else "", []
+    stem = f"{prefix}." if prefix else ""
+    sent = []
     for c in comparisons:
         if c.verdict is Verdict.ALIASED or c.verdict in MOVED:
-            key, moved_bytes = (found, stem + c.name), 0 if c.spec.tie else c.spec.payload_bytes
+            key = (found, stem + c.name)
+            moved_bytes = 0 if c.spec.tie else c.spec.payload_bytes
             sent.append(SentLeaf(by_name[c.name], key, c.spec, c.verdict, moved_bytes))
     require_board([s.leaf for s in sent], endpoint.publisher.transport, leaves.where)
     ties = [(s.leaf, by_name[s.spec.tie]) for s in sent if s.spec.tie in by_name]
@@ -227,14 +233,22 @@ def _walk_source(root: object, path: Path, where: str) -> object:
 
 
 def check_trained(root: object, path: Path, where: str) -> None:
-    """Refuse a module whose trained weights are in ``<name>_params``, and name that path. ``qvalue_network``
-    of SACLoss is the user's module, untouched; a deep-copied loss has even a stale ``actor_network``.
+    """Refuse a module whose trained weights are in ``<name>_params``, and name that path.
+
+    ``qvalue_network`` of SACLoss is the user's module, untouched; a deep-copied loss has even a stale
+    ``actor_network``.
     """
     for depth, segment in enumerate(path.segments):
         if not isinstance(segment, Attr):
             continue
-        parent = _walk_source(root, Path(path.segments[:depth]), where) if depth else root
-        children = dict(parent._modules.items()) if isinstance(parent, nn.Module) else {}
+        if depth:
+            parent = _walk_source(root, Path(path.segments[:depth]), where)
+        else:
+            parent = root
+        if isinstance(parent, nn.Module):
+            children = dict(parent._modules.items())
+        else:
+            children = {}
         trained = children.get(f"{segment.name}_params")
         if not isinstance(trained, TensorDictParams):
             continue
@@ -307,10 +321,14 @@ def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, trainin
 
 
 def _row(bound: BoundRoute, comparison: LeafComparison, acting: Acting) -> Row:
-    route, spec = bound.route, comparison.spec
+    route = bound.route
+    spec = comparison.spec
     moved = comparison.verdict in MOVED and not spec.tie
     note = comparison.note or (f"tied to {spec.tie}" if spec.tie else "")
-    leaf = f"{bound.prefix}.{comparison.name}" if bound.prefix else comparison.name
+    if bound.prefix:
+        leaf = f"{bound.prefix}.{comparison.name}"
+    else:
+        leaf = comparison.name
     idle = moved and acting.is_idle(bound.destination, leaf)
     declared = excluded(comparison.name, route.idle)
     if idle:

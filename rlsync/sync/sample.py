@@ -79,8 +79,9 @@ class Sample:
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def put(self, value: object) -> Any:
-        """Store what a part was given, returned or keeps; TypeError if it holds anything but tensors, numbers
-        and texts.
+        """Store what a part was given, returned or keeps.
+
+        TypeError if it holds anything but tensors, numbers and texts.
         """
         if value is None or isinstance(value, bool | int | float | str):
             return {"is": value}
@@ -150,7 +151,10 @@ class Sample:
             for path, attributes in parts.items():
                 of_part = made.memory.setdefault(destination, {}).setdefault(path, {})
                 for name, stored in attributes.items():
-                    of_part[name] = None if stored is None else made.put(self.get(stored, cpu))
+                    if stored is None:
+                        of_part[name] = None
+                    else:
+                        of_part[name] = made.put(self.get(stored, cpu))
         for call in outermost(self.calls):
             args, outs = (made.put(self.get(value, cpu)) for value in (call.args, call.outs))
             made.calls.append(PartCall(call.destination, call.module, args, outs))
@@ -162,7 +166,9 @@ class Sample:
         made = json.loads(head)
         sample = cls(made["asked"], made["version"], made["why_not"], made["spent_s"])
         sample.calls = [PartCall(*call) for call in made["calls"]]
-        sample.held, sample.modes, sample.memory = made["held"], made["modes"], made["memory"]
+        sample.held = made["held"]
+        sample.modes = made["modes"]
+        sample.memory = made["memory"]
         at = 0
         for dtype, shape in made["tensors"]:
             empty = torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
@@ -184,7 +190,8 @@ def sampling(
     shadow: Shadow, asked: int, version: int, arrive: Callable[[str], Iterable[str]], subscriber: Subscriber
 ) -> Iterator[None]:
     """Leave a sample of one call in the rollout of the block, of another one for each question."""
-    before, taken = asked % _CALLS, False
+    before = asked % _CALLS
+    taken = False
 
     def take() -> None:
         nonlocal taken
@@ -229,7 +236,8 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
             seen = any(call.destination == destination for call in sample.calls)
             if acted is not None and not seen and unwrap(module, destination) is policy:
                 # Compiled code calls no hooks: the policy is compared as a whole.
-                args, outs = selected(policy, acted[0], "in_keys"), selected(policy, acted[1], "out_keys")
+                args = selected(policy, acted[0], "in_keys")
+                outs = selected(policy, acted[1], "out_keys")
                 sample.calls.append(PartCall(destination, "", [sample.put(args)], sample.put(outs)))
     return sample
 
@@ -245,7 +253,10 @@ def _remembering(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[N
         for (path, name), after in _attributes(both, module, destination).items():
             stored = before[destination].get((path, name))
             if stored != after:
-                value = None if stored is None else sample.put(both.get(stored, cpu))
+                if stored is None:
+                    value = None
+                else:
+                    value = sample.put(both.get(stored, cpu))
                 sample.memory.setdefault(destination, {}).setdefault(path, {})[name] = value
 
 
@@ -262,8 +273,9 @@ def _attributes(sample: Sample, module: nn.Module, where: str) -> dict[tuple[str
 
 @contextmanager
 def _recording(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put the calls in the block of the outer parts of some modules into a sample: of those parts that were
-    called exactly once, and whose arguments could be stored.
+    """Put the calls in the block of the outer parts of some modules into a sample.
+
+    Of those parts that were called exactly once, and whose arguments could be stored.
     """
     of_parts: list[list[PartCall | None]] = []
     with ExitStack() as hooks:

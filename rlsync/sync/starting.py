@@ -76,7 +76,10 @@ class StartLogs:
     """The learner's end: one log for each worker that starts; without ``timeout_s`` it waits for ever."""
 
     def __init__(self, workers: int, timeout_s: float | None) -> None:
-        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        if timeout_s is None:
+            until_s = float("inf")
+        else:
+            until_s = time.monotonic() + timeout_s
         names = [f"rlsync-start-{worker}-{os.urandom(8).hex()}" for worker in range(workers)]
         self._files = [SharedFile.create(name) for name in names]
         self.each = [StartLog(n, f.address, names[n], until_s) for n, f in enumerate(self._files)]
@@ -111,7 +114,9 @@ def show(worker: int, text: str) -> None:
 
 
 def _text(file: SharedFile) -> str:
-    return "" if file.fd < 0 else file.read(file.size_bytes(), 0).decode(errors="replace")
+    if file.fd < 0:
+        return ""
+    return file.read(file.size_bytes(), 0).decode(errors="replace")
 
 
 def _point_output_at(fds: tuple[int, int]) -> None:

@@ -43,7 +43,8 @@ class Training:
     ) -> errors.NothingLearns | None:
         """Why the optimizers cannot change what a source sends, a part of a network; ``None`` if they can."""
         sent = list(sent)
-        mine, learnt = self.of(sent), any(tensor.requires_grad for tensor in sent)
+        mine = self.of(sent)
+        learnt = any(tensor.requires_grad for tensor in sent)
         if learnt and not mine and self.parameters() and source.partition(".")[0] == "collector":
             what = f"{source} is the collector's own, and no optimizer changes it"
             cure = "name the learner's module, for example loss_module.actor_network"
@@ -59,16 +60,21 @@ class Training:
         # A scheduler, which may begin at 0, writes initial_lr.
         still = [p for p, group in mine if float(group["lr"]) == 0 and "initial_lr" not in group]
         if still:
-            part = source if len(still) == len(mine) else f"{len(still)} parameters of {source}"
+            if len(still) == len(mine):
+                part = source
+            else:
+                part = f"{len(still)} parameters of {source}"
             what = f"the learning rate of {part} is 0"
             return errors.NothingLearns(what, where, "give their group in the optimizer another one")
         return None
 
     def _is_frozen(self, network: nn.Module) -> bool:
-        """Whether a loss has a network that nobody trains, and that is no average, target or reference of one
-        that is trained: those have its shapes.
+        """Whether a loss has a network that nobody trains.
+
+        It is no average, target or reference of one that is trained: those have its shapes.
         """
-        own, held = list(network.parameters()), self.parameters()
+        own = list(network.parameters())
+        held = self.parameters()
         if not own or not held or any(p.requires_grad for p in own):
             return False
         of_losses = Covered(self.named().values())
@@ -94,7 +100,9 @@ class Training:
 
 def unheld(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]:
     """The names of those sent parameters that no optimizer holds; none if no optimizer is known."""
-    return tuple(name for name, tensor in sent if tensor not in held) if held else ()
+    if held:
+        return tuple(name for name, tensor in sent if tensor not in held)
+    return ()
 
 
 def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Covered) -> tuple[str, ...]:
@@ -114,7 +122,8 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
     """Refuse a source with a trained tensor that is no parameter of its module, so that nobody sends it."""
     if not isinstance(leaves.root, nn.Module):
         return
-    known, held = Covered(leaves.tensors()), Covered(training.parameters())
+    known = Covered(leaves.tensors())
+    held = Covered(training.parameters())
     for name, tensor in _unregistered(leaves.root):
         if not isinstance(tensor, Tensor) or tensor in known:
             continue
@@ -214,10 +223,12 @@ class Gradients:
 
 
 class Unchanged:
-    """Watches the sources of a map, and warns if those that require a gradient stand still for ``after``
-    publishes in a row, each after an optimizer step: usually map or optimizer are on a copy. Autograd's write
-    counters miss some writes, see :func:`writes`, so values are compared before a warning. Sources that an
-    optimizer holds and does not move, while it moves others, are taken to be frozen on purpose.
+    """Watches the sources of a map, and warns if they stand still.
+
+    That is, if those that require a gradient do so for ``after`` publishes in a row, each after an optimizer
+    step: usually map or optimizer are on a copy. Autograd's write counters miss some writes, see
+    :func:`writes`, so values are compared before a warning. Sources that an optimizer holds and does not
+    move, while it moves others, are taken to be frozen on purpose.
     """
 
     def __init__(self, after: int | None, training: Training) -> None:
@@ -280,13 +291,16 @@ class Unchanged:
                 self._warned = True
                 errors.warn(warning)
             else:  # the counters are blind, or it is meant so: look again later, and half as often
-                self._still, self._suspect, self._patience = 0, None, 2 * self._patience
+                self._still = 0
+                self._suspect = None
+                self._patience = 2 * self._patience
 
     def _values(self) -> Values:
         return Values(digest(self._watched().values()), [digest([p]) for p in self._training.parameters()])
 
     def _judge(self, routes: Sequence[Route], before: Values, now: Values) -> errors.NothingChanged | None:
-        parameters, names = self._training.parameters(), self._training.named()
+        parameters = self._training.parameters()
+        names = self._training.named()
         held = Covered(parameters)
         if before.sources != now.sources or len(before.held) != len(now.held):
             return None  # they moved, or there is another optimizer: too early to tell
@@ -314,4 +328,6 @@ def _listed(parameters: Sequence[Tensor], named: dict[str, Tensor]) -> str:
     labels = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in parameters]
     if not labels:
         return "nothing"
-    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+    if len(labels) == 1:
+        return labels[0]
+    return f"{labels[0]} and {len(labels) - 1} more"

@@ -51,8 +51,9 @@ _GENERATOR = type(torch.default_generator)
 
 
 def _restores(value: Any, leaves: Covered, known: set[int]) -> Iterator[Callable[[], object]]:
-    """What gives an attribute back the content that it has now, also inside of containers. Of a view of the
-    parameters, that is theirs.
+    """What gives an attribute back the content that it has now, also inside of containers.
+
+    Of a view of the parameters, that is theirs.
     """
     if id(value) in known:
         return
@@ -101,7 +102,10 @@ def _put_back(tensor: Tensor, values: Tensor) -> None:
 
 
 def random_states() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    if torch.cuda.is_initialized():
+        cuda = torch.cuda.get_rng_state_all()
+    else:
+        cuda = None
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 
 

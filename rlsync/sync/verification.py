@@ -104,7 +104,10 @@ def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str)
     """Compare one worker's answer with what was published under the version that it is about."""
     found = []
     for destination, prints in published.items():
-        wrong = ["parameters"] if answer.kept.get(destination) != prints.parameters else []
+        if answer.kept.get(destination) != prints.parameters:
+            wrong = ["parameters"]
+        else:
+            wrong = []
         if answer.arrived and answer.arrived.get(destination) != prints.others:
             wrong.append("buffers or extra state")
         if wrong:
@@ -116,9 +119,11 @@ def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str)
 
 @dataclass(eq=False)
 class Verification:
-    """Asks the workers that read a publisher's transport what they act with. While answers are out, every
-    published version is digested; at other times publishes cost no more. ConfigError if another verification
-    asks this publisher's workers: two would share one question and accuse falsely.
+    """Asks the workers that read a publisher's transport what they act with.
+
+    While answers are out, every published version is digested; at other times publishes cost no more.
+    ConfigError if another verification asks this publisher's workers: two would share one question and accuse
+    falsely.
     """
 
     publisher: Publisher
@@ -154,13 +159,17 @@ class Verification:
                 self.publisher.comparing_s += time.perf_counter() - began
 
     def watch(self) -> None:
-        """From the next publish on, copy what its sources hold: what a policy computed is compared with them,
-        not with an image of them that may be wrong itself.
+        """From the next publish on, copy what its sources hold.
+
+        What a policy computed is compared with them, not with an image of them that may be wrong itself.
         """
         publisher = self.publisher
         if self._watched_at is None:
             underway = publisher.underway  # filled already, and not visible
-            self._watched_at = publisher.version if underway is None else underway.stamp.version
+            if underway is None:
+                self._watched_at = publisher.version
+            else:
+                self._watched_at = underway.stamp.version
             publisher.compares = True
             publisher.comparing_s = 0.0
 
@@ -173,12 +182,18 @@ class Verification:
         return self.publisher.version > self._watched_at or self.publisher.transport.newest_leaves() is None
 
     def ask(self, judge: Judge | None = None) -> int:
-        """Ask every worker anew. ``judge`` compares what its policy computed with what the sources held at
-        the publish, or without :meth:`watch`, with what was published. Returns the lowest version wanted.
+        """Ask every worker anew.
+
+        ``judge`` compares what its policy computed with what the sources held at the publish, or without
+        :meth:`watch`, with what was published. Returns the lowest version wanted.
         """
         self.publisher.join()
-        self._judge, self._open = judge, True
-        self._published, self._images, self._judged, self._spent_s = {}, {}, {}, {}
+        self._judge = judge
+        self._open = True
+        self._published = {}
+        self._images = {}
+        self._judged = {}
+        self._spent_s = {}
         if judge is not None:
             self._watched_at = None
             self.publisher.compares = True
@@ -187,7 +202,8 @@ class Verification:
 
     def _ask(self) -> int:
         publisher = self.publisher
-        newest, before = publisher.transport.newest_leaves(), publisher.transport.leaves_before()
+        newest = publisher.transport.newest_leaves()
+        before = publisher.transport.leaves_before()
         if self._judge is not None:
             self._images[0] = {} if before is None else _copied(*before)
         if newest is not None:
@@ -213,7 +229,8 @@ class Verification:
         wrong: list[Deviation] = []
         known = {status.reader: status for status in transport.status()}
         for worker in range(self.num_workers()):
-            status, answer = known.get(worker), self._answer(worker)
+            status = known.get(worker)
+            answer = self._answer(worker)
             if answer is None:
                 if status is None or status.alive:  # SyncWeights.wait reports the dead
                     waiting.append(str(status or f"worker {worker}, which never attached"))
@@ -264,7 +281,9 @@ class Verification:
         found: dict[str, list[tuple[Kind, Tensor]]] = {}
         kinds: dict[str, dict[str, Kind]] = {}
         for entry in layout.entries:
-            destination, leaf, tensor = entry.destination, entry.leaf, tensors[entry.owner]
+            destination = entry.destination
+            leaf = entry.leaf
+            tensor = tensors[entry.owner]
             if destination not in kinds:
                 specs = self.publisher.specs(destination) or ()
                 kinds[destination] = {spec.name: spec.kind for spec in specs}
@@ -281,7 +300,8 @@ def _copied(layout: Layout, tensors: Sequence[Tensor | None], sources: Image | N
     """A copy of a version, but of the leaves of which ``sources`` has one."""
     image = dict(sources or {})
     for entry in layout.entries:
-        key, tensor = (entry.destination, entry.leaf.name), tensors[entry.owner]
+        key = (entry.destination, entry.leaf.name)
+        tensor = tensors[entry.owner]
         if key not in image and tensor is not None:
             image[key] = tensor.clone()
     return image
@@ -300,10 +320,14 @@ class Answers:
 
     @contextmanager
     def around(self, version: int) -> Iterator[None]:
-        """Answer for the rollout in the block. Buffers are digested before it, if they have just arrived, for
-        forward() changes them; parameters must still be as published after it.
+        """Answer for the rollout in the block.
+
+        Buffers are digested before it, if they have just arrived, for forward() changes them; parameters must
+        still be as published after it.
         """
-        asked, fresh, self.fresh = self.subscriber.asked, self.fresh, False
+        asked = self.subscriber.asked
+        fresh = self.fresh
+        self.fresh = False
         if asked in (0, self.answered):
             yield
             return

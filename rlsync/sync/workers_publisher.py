@@ -35,8 +35,9 @@ class BoardCollector(WorkerProcesses, Protocol):
 
 
 class WorkersPublisher(Publisher):
-    """Publishes to the workers of one collector, which tell by notes which leaves they have. Before that,
-    ``leaves_at`` says which they will have, if it is set.
+    """Publishes to the workers of one collector, which tell by notes which leaves they have.
+
+    Before that, ``leaves_at`` says which they will have, if it is set.
     """
 
     def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
@@ -73,7 +74,9 @@ class WorkersPublisher(Publisher):
         """The leaves in the workers, None while nobody can tell; LayoutMismatch: they do not agree."""
         if destination not in self._specs:
             self._read_notes()
-        return self._specs[destination] if destination in self._specs else super().specs(destination)
+        if destination in self._specs:
+            return self._specs[destination]
+        return super().specs(destination)
 
     def acting(self) -> Acting:
         """What the workers found out about which of their leaves act."""
@@ -106,7 +109,9 @@ class WorkersPublisher(Publisher):
         if self._staged is not None:
             yield
             return
-        self._staged, self._sent, self._default_wanted = {}, False, False
+        self._staged = {}
+        self._sent = False
+        self._default_wanted = False
         try:
             yield
             staged = self._staged

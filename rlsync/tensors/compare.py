@@ -38,9 +38,11 @@ def compare(
     source_tensors: Mapping[str, Tensor] | None = None,
     destination_tensors: Mapping[str, Tensor] | None = None,
 ) -> list[LeafComparison]:
-    """Compare two sets of leaves name by name, but those whose names match a glob of ``exclude``. Another
-    shape is a mismatch, even if it could be broadcast; another dtype, too, unless it is ``cast_to``, which is
-    for floating-point leaves. With the live tensors of both sides, leaves with the same memory are aliased.
+    """Compare two sets of leaves name by name, but those whose names match a glob of ``exclude``.
+
+    Another shape is a mismatch, even if it could be broadcast; another dtype, too, unless it is ``cast_to``,
+    which is for floating-point leaves. With the live tensors of both sides, leaves with the same memory are
+    aliased.
     """
     sent = {spec.name: spec for spec in source}
     names = {spec.name for spec in destination}
@@ -95,7 +97,8 @@ def _in_memory(
     comparison: LeafComparison, source: Mapping[str, Tensor], destination: Mapping[str, Tensor]
 ) -> LeafComparison:
     """What the live tensors of a leaf tell: whether it is aliased, or sharded."""
-    tensor, there = source.get(comparison.name), destination.get(comparison.name)
+    tensor = source.get(comparison.name)
+    there = destination.get(comparison.name)
     if tensor is None or comparison.verdict not in (Verdict.COPIED, Verdict.CAST):
         return comparison
     copied = comparison.verdict is Verdict.COPIED
@@ -120,7 +123,10 @@ def fitted(
 ) -> dict[str, Tensor]:
     """The tensors of weights under the names of the ``expected`` leaves, if known; else LayoutMismatch."""
     source = Leaves(weights, where, shards=True)
-    names = source.names if expected is None else named_like(source.names, expected)
+    if expected is None:
+        names = source.names
+    else:
+        names = named_like(source.names, expected)
     if expected is not None:
         specs = zip(source.specs(), names, strict=True)
         check_same_leaves([replace(s, name=n, tie="") for s, n in specs], expected, where, against)
@@ -172,8 +178,10 @@ class Fit:
             return dict(zip(self._names, tensors, strict=True))
         found = fitted(weights, self._where, expected, self._against)
         same = len(tensors) == len(found) and all(map(operator.is_, tensors, found.values()))
-        self._expected, self._structure = expected, structure if same else None
-        self._names, self._forms = list(found), _forms(found.values())
+        self._expected = expected
+        self._structure = structure if same else None
+        self._names = list(found)
+        self._forms = _forms(found.values())
         self.sharded = any_sharded(found.values())
         return found
 
@@ -183,7 +191,9 @@ class Fit:
             known = self._structure
             if not isinstance(known, Leaves) or known.root is not weights or not known.unchanged():
                 known = Leaves(weights, self._where, shards=True)
-            return (known, ()) if known.extra else (known, known.tensors())
+            if known.extra:
+                return (known, ())
+            return (known, known.tensors())
         if not is_tensordict(weights):
             return None, ()
         items: list[tuple[Any, Any]] = list(weights.items(include_nested=True, leaves_only=True))

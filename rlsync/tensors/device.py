@@ -79,8 +79,9 @@ class Packing:
         self._made: dict[torch.device, tuple[object, Tensor, list[Tensor]]] = {}
 
     def of(self, memory: Tensor, host: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-        """As much on the device as the host's ``memory``, flat, and views of it at the places of ``host``. It
-        is the same memory at each call.
+        """As much on the device as the host's ``memory``, flat, and views of it at the places of ``host``.
+
+        It is the same memory at each call.
         """
         first = memory.data_ptr()
         places = [(t.data_ptr() - first if t.nbytes else 0, t.nbytes, t.dtype, t.shape) for t in host]
@@ -128,7 +129,8 @@ def shared_memory(tensors: Iterable[Tensor]) -> Tensor | None:
     full = [tensor for tensor in tensors if tensor.nbytes]
     if len({tensor.untyped_storage().data_ptr() for tensor in full}) != 1:
         return None
-    first, end = min(t.data_ptr() for t in full), max(t.data_ptr() + t.nbytes for t in full)
+    first = min(t.data_ptr() for t in full)
+    end = max(t.data_ptr() + t.nbytes for t in full)
     storage = full[0].untyped_storage()
     flat = torch.empty(0, dtype=torch.uint8, device="cpu")
     return flat.set_(storage, first - storage.data_ptr(), (end - first,))  # type: ignore[call-overload]
@@ -146,8 +148,9 @@ def mapped(address: int) -> None:
 
 
 def pin(memory: Tensor | None, device: torch.device, *, read_only: bool = False) -> bool:
-    """Let CUDA access mapped memory by itself until it is unmapped; all its pages are made. Returns whether
-    it does; the first refusal is logged.
+    """Let CUDA access mapped memory by itself until it is unmapped; all its pages are made.
+
+    Returns whether it does; the first refusal is logged.
     """
     if device.type != "cuda" or memory is None or memory.untyped_storage().data_ptr() not in _mapped:
         return False
@@ -199,7 +202,8 @@ class Covered:
         self._ends: dict[torch.device, list[int]] = {}
         spans = [span for tensor in tensors for span in _spans(tensor)]
         for start, end, device in sorted(spans, key=lambda span: span[0]):
-            starts, ends = self._starts.setdefault(device, []), self._ends.setdefault(device, [])
+            starts = self._starts.setdefault(device, [])
+            ends = self._ends.setdefault(device, [])
             if ends and start < ends[-1]:
                 ends[-1] = max(ends[-1], end)
             else:
@@ -229,14 +233,17 @@ def _spans(tensor: Tensor) -> Iterator[tuple[int, int, torch.device]]:
 
 
 #: Parameter numbers of mallopt(3).
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 _LARGEST_MMAP_THRESHOLD = 32 << 20  #: the largest value that glibc accepts
 
 
 def affine_cores() -> int:
     """The cores that this process may use by its affinity, where the platform has one."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

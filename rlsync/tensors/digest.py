@@ -18,10 +18,11 @@ _MASK = (1 << 64) - 1
 
 @torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> int:
-    """A 64-bit fingerprint of the bytes of ``tensors``, in order: a changed bit changes it. Each leaf's
-    64-bit words are summed modulo 2**64, once plainly and once with weights that depend on the position, and
-    the sums are mixed. Shapes and dtypes are not covered; of a sharded leaf, this process's part is, and of a
-    tensor that is made of parts, each of them.
+    """A 64-bit fingerprint of the bytes of ``tensors``, in order: a changed bit changes it.
+
+    Each leaf's 64-bit words are summed modulo 2**64, once plainly and once with weights that depend on the
+    position, and the sums are mixed. Shapes and dtypes are not covered; of a sharded leaf, this process's
+    part is, and of a tensor that is made of parts, each of them.
     """
     state = 0
     for tensor in (part for whole in tensors for part in memory_of(whole)):
@@ -43,7 +44,10 @@ def _odd_numbers() -> Tensor:
 def _sums(tensor: Tensor) -> tuple[int, int]:
     raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     whole = raw.numel() // 8 * 8
-    words = raw[:whole].clone().view(torch.int64) if raw.data_ptr() % 8 else raw[:whole].view(torch.int64)
+    if raw.data_ptr() % 8:
+        words = raw[:whole].clone().view(torch.int64)
+    else:
+        words = raw[:whole].view(torch.int64)
     plain = weighted = 0
     odd = _odd_numbers()
     for start in range(0, words.numel(), _BLOCK_WORDS):
@@ -70,4 +74,6 @@ def all_finite(tensor: Tensor, becomes: torch.dtype | None = None) -> bool:
 
 def writes(tensor: Tensor) -> int:
     """Autograd's count of writes, which misses those through ``.data`` and of fused optimizers; 0: none."""
-    return 0 if tensor.is_inference() else tensor._version
+    if tensor.is_inference():
+        return 0
+    return tensor._version

@@ -59,15 +59,18 @@ def _is_checkpoint_wrapper(module: nn.Module) -> bool:
 
 
 def uncompiled(name: str) -> str:
-    """A leaf's name in a state dict, without the prefixes that ``torch.compile`` and activation checkpoints
-    add.
+    """A leaf's name in a state dict, without the prefixes that others add.
+
+    ``torch.compile`` and activation checkpoints add some.
     """
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool = False) -> None:
-    """Refuse a sharded (without ``shards``), uninitialised, sparse, nested or quantized tensor, and one
-    without memory of its own.
+    """Refuse a tensor that cannot travel.
+
+    Which is one that is sharded (without ``shards``), uninitialised, sparse, nested or quantized, or has no
+    memory of its own.
     """
     if is_sharded(tensor):
         if not shards:
@@ -86,7 +89,10 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
         what = f"{name} is not initialised yet"
         raise LayoutMismatch(what, where, "run the module once before you register the hook")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+        if tensor.is_nested:
+            kind = "nested"
+        else:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
         raise LayoutMismatch(f"{name} is {kind}, which cannot be sent", where, f"make it dense, or {_APART}")
     if tensor.numel() and not tensor.is_meta and not address(tensor):
         what = f"{name}, a {type(tensor).__name__}, has no memory of its own, which could be sent"
@@ -130,6 +136,7 @@ class Leaf:
 
 class Leaves:
     """The named leaves of a module (also inside wrappers), a tensordict, or a mapping such as a state dict.
+
     Those that ``shards`` lets be sharded are described as whole leaves. Raises LayoutMismatch, with
     ``where``, if a leaf is sharded, uninitialised, sparse or without memory, or extra state but neither
     tensor nor number.
@@ -155,7 +162,8 @@ class Leaves:
 
     def _seen_through(self, module: nn.Module) -> tuple[nn.Module, str]:
         """The module inside wrappers, and the prefix of its path in them."""
-        inner, prefix = unwrap(module, self.where), ""
+        inner = unwrap(module, self.where)
+        prefix = ""
         while module is not inner:
             children = _as_dict(module._modules)
             key, wrapped = next(iter(children.items()))
@@ -209,7 +217,8 @@ class Leaves:
     def _walk_extra_state(self, module: nn.Module, prefix: str, path: str) -> Iterator[Leaf]:
         if type(module).get_extra_state is nn.Module.get_extra_state:
             return
-        state, stem = module.get_extra_state(), prefix + EXTRA_STATE
+        state = module.get_extra_state()
+        stem = prefix + EXTRA_STATE
         self.extra[stem] = module
         for name, _ in flatten_state(state, stem, self.where):
             read = partial(_read_extra, module, stem, name, self.where)
@@ -286,7 +295,10 @@ class Leaves:
                 what = f"{leaf.name} is another tensor each time it is read"
                 cure = "let __tensor_flatten__ name the attributes that hold the numbers"
                 raise LayoutMismatch(what, self.where, cure)
-            tie = first.setdefault(memory_key(tensor), leaf.name) if tensor.numel() else leaf.name
+            if tensor.numel():
+                tie = first.setdefault(memory_key(tensor), leaf.name)
+            else:
+                tie = leaf.name
             specs.append(
                 LeafSpec(
                     leaf.name,
@@ -303,7 +315,9 @@ class Leaves:
 
 def _as_dict(store: Mapping[str, Any]) -> dict[str, Any]:
     """What a module holds, by name. A traced module has no dict of it, and its tree is fixed."""
-    return store if isinstance(store, dict) else dict(store.items())
+    if isinstance(store, dict):
+        return store
+    return dict(store.items())
 
 
 def _read_extra(module: nn.Module, prefix: str, name: str, where: str) -> Tensor:
@@ -319,8 +333,9 @@ def _read_part(read: Callable[[], Tensor], name: str) -> Tensor:
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors with the same memory and form; of a sharded one, this process's part counts. One that
-    has numbers and no memory, as tensors that are made of parts, is equal to itself alone.
+    """Equal for tensors with the same memory and form; of a sharded one, this process's part counts.
+
+    One that has numbers and no memory, as tensors that are made of parts, is equal to itself alone.
     """
     pointer = 0 if tensor.is_meta else address(tensor)
     if not pointer and is_sharded(tensor):
@@ -356,9 +371,13 @@ def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> A
     """The inverse of :func:`flatten_state`: ``template`` with the values of ``leaves``; others stay."""
     match template:
         case Tensor():
-            return leaves[prefix].to(template.dtype, copy=True) if prefix in leaves else template
+            if prefix in leaves:
+                return leaves[prefix].to(template.dtype, copy=True)
+            return template
         case bool() | int() | float():
-            return type(template)(leaves[prefix].item()) if prefix in leaves else template
+            if prefix in leaves:
+                return type(template)(leaves[prefix].item())
+            return template
         case _ if isinstance(template, Mapping) or is_tensordict(template):
             rebuilt: Any = copy.copy(template)
             for key, value in template.items():
@@ -367,5 +386,7 @@ def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> A
         case list() | tuple():
             values = [rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template)]
             named = isinstance(template, tuple) and type(template) is not tuple
-            return type(template)(*values) if named else type(template)(values)
+            if named:
+                return type(template)(*values)
+            return type(template)(values)
     return template

@@ -67,8 +67,9 @@ def address(tensor: Tensor) -> int:
 
 
 def form_of(tensor: Tensor) -> str:
-    """What a tensor is besides the numbers in its parts, in words; equal ones can exchange their parts. Empty
-    for a tensor that is not made of parts.
+    """What a tensor is besides the numbers in its parts, in words; equal ones can exchange their parts.
+
+    Empty for a tensor that is not made of parts.
     """
     if not is_made_of_parts(tensor):
         return ""
@@ -76,7 +77,10 @@ def form_of(tensor: Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     parts = [f"{name} {form_of(part_of(tensor, name))}".rstrip() for name in names]
     # Functions and plain objects show where they lie, which is not the same in another process.
-    text = "" if settings is None else " " + re.sub(r" at 0x[0-9a-f]+", "", repr(settings))
+    if settings is None:
+        text = ""
+    else:
+        text = " " + re.sub(r" at 0x[0-9a-f]+", "", repr(settings))
     return f"{type(tensor).__name__} {dtype}{list(tensor.shape)} of {', '.join(parts)}{text}"
 
 

@@ -27,8 +27,10 @@ T = TypeVar("T")
 def check_sendable(
     sent: object, name: str, modules: Mapping[str, nn.Module], where: str, start_method: str, way_out: str
 ) -> None:
-    """Refuse (ConfigError) what cannot be pickled, and what is defined in a program that workers cannot
-    import, unless workers are forked. ``modules`` are parts of it by name.
+    """Refuse (ConfigError) what workers could not be given.
+
+    What cannot be pickled, and what is defined in a program that workers cannot import, unless workers are
+    forked. ``modules`` are parts of it by name.
     """
     if start_method == "fork":
         return
@@ -139,7 +141,10 @@ def _described(
     held = next((key for key, value in vars(part).items() if _is_at_fault(tries, key, value)), "")
     hooks = part._forward_pre_hooks.values()
     if old := [hook for hook in hooks if isinstance(hook, (WeightNorm, SpectralNorm))]:
-        norm = "weight_norm" if isinstance(old[0], WeightNorm) else "spectral_norm"
+        if isinstance(old[0], WeightNorm):
+            norm = "weight_norm"
+        else:
+            norm = "spectral_norm"
         why = f"torch.nn.utils.{norm} keeps a weight with the graph that computed it"
         newer = f"use torch.nn.utils.parametrizations.{norm}"
         return why, newer if tries is copy.deepcopy else f"{newer}, and {way_out}"
@@ -160,7 +165,10 @@ def _told(error: Exception, held: str, way_out: str) -> tuple[str, str]:
         why = f"{error} is defined in a program without a file, such as a notebook, and they cannot import it"
         return why, f"put it into a module (a file) and import it from there, or {way_out}"
     local = "<locals>" in str(error) or "<lambda>" in str(error)
-    cure = "define it at the top level of a module" if local else "leave it out in __getstate__"
+    if local:
+        cure = "define it at the top level of a module"
+    else:
+        cure = "leave it out in __getstate__"
     return f"{held}{first_line(error)}", f"{cure}, or {way_out}"
 
 
@@ -168,7 +176,10 @@ def _named_now(kind: type) -> object:
     """What now has the name of a class, in its module."""
     found: object = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
-        found = vars(found).get(name) if isinstance(found, type(sys) | type) else None
+        if isinstance(found, type(sys) | type):
+            found = vars(found).get(name)
+        else:
+            found = None
     return found
 
 

@@ -87,7 +87,8 @@ class Sharding:
         """The blocks of the leaf that a rank brings: those that ``full_tensor()`` on the owner takes."""
         if rank not in self.mesh_ranks or owner not in self.mesh_ranks:
             return []
-        at, owners = self._coordinate(rank), self._coordinate(owner)
+        at = self._coordinate(rank)
+        owners = self._coordinate(owner)
         runs = [[(0, size)] for size in self.shape]
         for (dim, stretches), size, mine, theirs in zip(self.cuts, self.mesh_shape, at, owners, strict=True):
             if dim >= 0:
@@ -148,10 +149,13 @@ def _chunk(runs: _Runs, chunks: int, number: int) -> _Runs:
     """One of ``chunks`` pieces of some stretches, cut as :func:`torch.chunk` cuts."""
     total = sum(length for _, length in runs)
     size = -(-total // chunks)
-    first, last = min(total, number * size), min(total, (number + 1) * size)
-    found, passed = [], 0
+    first = min(total, number * size)
+    last = min(total, (number + 1) * size)
+    found = []
+    passed = 0
     for start, length in runs:
-        low, high = max(first - passed, 0), min(last - passed, length)
+        low = max(first - passed, 0)
+        high = min(last - passed, length)
         if low < high:
             found.append((start + low, high - low))
         passed += length

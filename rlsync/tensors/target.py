@@ -92,7 +92,8 @@ class Target:
 
     @torch.no_grad()
     def _copy(self, views: Sequence[Tensor], which: Sequence[int]) -> None:
-        live, arrived = [_written(self._live[i]) for i in which], [views[i] for i in which]
+        live = [_written(self._live[i]) for i in which]
+        arrived = [views[i] for i in which]
         if live and all(is_queued(tensor.device) for tensor in live):
             done = self._lanes.copy(live, arrived)
             done.order()
@@ -106,8 +107,10 @@ class Target:
 
 
 class Spare:
-    """A second set of the ``live`` parameters on accelerators: a version goes into the set that does not act,
-    and then they change places. ``owners`` has for each the number of the one whose memory it has.
+    """A second set of the ``live`` parameters on accelerators.
+
+    A version goes into the set that does not act, and then they change places. ``owners`` has for each the
+    number of the one whose memory it has.
     """
 
     def __init__(self, live: Sequence[Tensor], owners: Sequence[int]) -> None:
@@ -146,7 +149,9 @@ def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
 
 def _written(tensor: Tensor) -> Tensor:
     """What a copy into a live tensor is written to: itself, so that autograd counts the write."""
-    return tensor.data if tensor.is_inference() else tensor
+    if tensor.is_inference():
+        return tensor.data
+    return tensor
 
 
 def _arriving(leaves: Leaves, arrived: Iterable[str]) -> dict[str, nn.Module]:
@@ -204,4 +209,6 @@ def materialise(module: nn.Module) -> None:
 
 
 def _with_memory(part: Tensor) -> Tensor:
-    return torch.empty(part.shape, dtype=part.dtype, device="cpu") if part.is_meta else part
+    if part.is_meta:
+        return torch.empty(part.shape, dtype=part.dtype, device="cpu")
+    return part

@@ -42,7 +42,8 @@ class Acts:
         self.tensors: list[torch.Tensor] = []
 
     def __call__(self, version: int, layout: Layout, views: Sequence[torch.Tensor]) -> bool:
-        self.version, self.layout = version, layout
+        self.version = version
+        self.layout = layout
         if self.mode == "alias":
             self.tensors = list(views)
             return True

@@ -55,7 +55,8 @@ class InOneProcess(Learner):
 
     def __init__(self, transport: Transport, subscriber: Subscriber, acts: Acts) -> None:
         super().__init__(transport)
-        self.subscriber, self.acts = subscriber, acts
+        self.subscriber = subscriber
+        self.acts = acts
 
     def adopt(self) -> int:
         adopted = self.subscriber.adopt()
@@ -302,7 +303,10 @@ def test_two_threads_never_see_a_mixture(connect: Open) -> None:
             while not stop.is_set():
                 if isinstance(transport, LocalReader):
                     with transport.acting() as version:
-                        looks = [link.values() for _ in range(3)] if version else []
+                        if version:
+                            looks = [link.values() for _ in range(3)]
+                        else:
+                            looks = []
                 else:
                     version = transport.adopt()
                     looks = [link.values() for _ in range(3)] if version else []
@@ -310,7 +314,8 @@ def test_two_threads_never_see_a_mixture(connect: Open) -> None:
 
         worker = threading.Thread(target=act)
         worker.start()
-        number, until = 0, time.monotonic() + 20
+        number = 0
+        until = time.monotonic() + 20
         try:
             while len({version for version, _ in found}) < 40 and time.monotonic() < until:
                 number += 1
@@ -422,7 +427,8 @@ def test_an_entry_without_a_value_before_cannot_be_left_out(connect: Open) -> No
 
 
 def test_a_value_is_kept_across_a_new_layout(connect: Open) -> None:
-    first, second = plain_layout(2), plain_layout(3)
+    first = plain_layout(2)
+    second = plain_layout(3)
     with connect(first) as link:
         link.publish(filled(first, 1.0))
         link.adopt()

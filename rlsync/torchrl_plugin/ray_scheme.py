@@ -158,7 +158,9 @@ class ServedActors(Served):
 
     def policy(self) -> object:
         policy = distributed.policy_of_learner(self.workers.collector)
-        return None if policy is None else weights_of(policy)
+        if policy is None:
+            return None
+        return weights_of(policy)
 
     def ask_before_batches(self, transport: RayTransport) -> None:
         """Where actors wait for the learner, let the newest version come to them before they go on."""

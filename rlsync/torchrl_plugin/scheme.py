@@ -196,7 +196,10 @@ class BoardScheme(WorkerScheme):
             context: the worker's collector, or the server; by default the server that TorchRL has set.
             kwargs: as TorchRL passes them.
         """
-        server = self.context if isinstance(self.context, InferenceServer) else None
+        if isinstance(self.context, InferenceServer):
+            server = self.context
+        else:
+            server = None
         super().init_on_receiver(model_id=model_id, context=server if context is None else context, **kwargs)
 
     @property
@@ -259,7 +262,8 @@ class BoardScheme(WorkerScheme):
     ) -> None:
         forget_sender(self)
         if isinstance(context, InferenceServer):
-            self.model_id, self.worker_idx = model_id, worker_idx
+            self.model_id = model_id
+            self.worker_idx = worker_idx
             set_context(self, context)
             self.link.in_server(model_id, self.adopt, context)
             return

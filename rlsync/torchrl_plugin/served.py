@@ -70,9 +70,10 @@ class ServedProcesses(Served):
         return schemes.weights_of(self.workers.policy)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
-        """Make the workers stamp frames, and log what they print at their start. Called before they start.
-        ConfigError: TorchRL would send a policy without its weights, and no scheme brings them; or Python
-        lets this process start no other.
+        """Make the workers stamp frames, and log what they print at their start.
+
+        Called before they start. ConfigError: TorchRL would send a policy without its weights, and no scheme
+        brings them; or Python lets this process start no other.
         """
         require_children()
         if collectors.has_own_policy_template(self.workers):
@@ -102,7 +103,10 @@ class ServedProcesses(Served):
         collectors.end_groups(self.workers)
         to_start_s, silent_s = timeouts_s
         board = publisher.transport
-        order = board.order_of_arrival(silent_s) if isinstance(board, BoardWriter) else None
+        if isinstance(board, BoardWriter):
+            order = board.order_of_arrival(silent_s)
+        else:
+            order = None
         if order is not None:
             collectors.let_arrive(self.workers, order)
         waits.await_start(self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s))
@@ -187,7 +191,9 @@ class ServedServer:
         """The process of the server; none for a thread, and before the start."""
         server = self._server()
         process = None if server is None else servers.process_of(server)
-        return [] if process is None else [process]
+        if process is None:
+            return []
+        return [process]
 
     @property
     def closed(self) -> bool:
@@ -224,7 +230,9 @@ class ServedServer:
 def specs_of(holder: object) -> list[LeafSpec] | None:
     """The leaves of the policy that a server serves, or a collector's server; ``None`` if it is no module."""
     policy = servers.policy_like_served(holder)
-    return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None
+    if isinstance(policy, nn.Module):
+        return Leaves(policy, "the served policy").specs()
+    return None
 
 
 def served(collector: object, destination: str) -> ServedProcesses | ServedNodes:

@@ -114,7 +114,8 @@ class WorkerSync:
     @contextmanager
     def _rollout(self, collector: Collector) -> Iterator[None]:
         with ExitStack() as acting:
-            self._acting, self._called = acting, False
+            self._acting = acting
+            self._called = False
             try:
                 if self._at_policy_calls:
                     # What acts is decided by the calls: a version that no call used must not answer for them.
@@ -159,7 +160,8 @@ class WorkerSync:
 
     def module(self, destination: str) -> object:
         """What acts for ``destination`` in this worker now, or DestinationNotFound."""
-        root, path = self._collector and self._collector(), self._paths[destination]
+        root = self._collector and self._collector()
+        path = self._paths[destination]
         where = f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}"
         name = "the worker's collector"
         return schemes.weights_of(walk(root, path, error=DestinationNotFound, root_name=name, where=where))
@@ -180,7 +182,8 @@ def acting_in(
 
     def outputs(plain: bool, *, explores: bool = False) -> Sequence[Tensor]:
         given, output = call((lambda first: first) if plain else in_mid_episode, explores=explores)
-        before, after = dict(given.items(True, True)), output.items(True, True)
+        before = dict(given.items(True, True))
+        after = output.items(True, True)
         return [value for key, value in after if isinstance(value, Tensor) and value is not before.get(key)]
 
     acting = examined(modules, outputs, alias=alias, within=policy)
@@ -246,7 +249,9 @@ class ServerSync:
 
     def _policy(self) -> object:
         server = self._server()
-        return None if server is None else server.model
+        if server is None:
+            return None
+        return server.model
 
 
 def _refuse_update(*_: object, **__: object) -> NoReturn:

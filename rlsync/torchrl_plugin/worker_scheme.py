@@ -40,7 +40,10 @@ class Link:
 
     def __getstate__(self) -> dict[str, Any]:
         # A transport's handle tells its newest version, so that an actor knows what to wait for.
-        handle = self.handle if self.publisher is None else self.publisher.transport.handle
+        if self.publisher is None:
+            handle = self.handle
+        else:
+            handle = self.publisher.transport.handle
         return {**dict.fromkeys(vars(self)), "handle": handle}
 
     def in_worker(self, worker_idx: int) -> WorkerSync:
@@ -116,7 +119,8 @@ class WorkerScheme(WeightSyncScheme):
             raise ConfigError(what, where, "give all schemes of a collector the same adopt_at")
         parse(model_id)
         served = self._serve(context, model_id)
-        self.model_id, self.context = model_id, context
+        self.model_id = model_id
+        self.context = context
         publisher = self.publisher
         if publisher.serve(served.workers, model_id):
             self._prepare()
@@ -162,7 +166,8 @@ class WorkerScheme(WeightSyncScheme):
         """
         publisher = None if self.link is None else self.link.publisher
         if publisher is None:
-            what, where = "a worker does not publish", type(self).__name__
+            what = "a worker does not publish"
+            where = type(self).__name__
             raise PublishError(what, where, "publish from the learner")
         return publisher
 

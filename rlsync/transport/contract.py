@@ -257,7 +257,8 @@ def transport_named(name: str) -> Transport:
     """Make a transport; ConfigError if there is none of this name, or what its entry point makes is none."""
     found = transports()
     check_choice("transport", name, found, f"transport={name!r}")
-    where, make = f"transport {name!r}, at {found[name].value}", imported(found[name], "transport")
+    where = f"transport {name!r}, at {found[name].value}"
+    make = imported(found[name], "transport")
     try:
         made: Transport = make()
     except RlsyncError:

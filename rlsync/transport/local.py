@@ -51,7 +51,8 @@ class Staged:
         """This version, with what only an older one brings that was never taken."""
         if older is None:
             return self
-        mine, left = keyed(self.layout, self.tensors), keyed(older.layout, older.tensors)
+        mine = keyed(self.layout, self.tensors)
+        left = keyed(older.layout, older.tensors)
         if left.keys() <= mine.keys():
             return self
         entries = [e for e in older.layout.entries if (e.destination, e.leaf.name) not in mine]
@@ -97,7 +98,8 @@ class LocalTransport(Transport):
         self._acting = threading.Lock()
         self._guard = threading.Lock()
         self._closed = False
-        self._question, self._lowest = 0, 0
+        self._question = 0
+        self._lowest = 0
         self._notes: dict[Note, bytes] = {}
 
     @property
@@ -152,7 +154,9 @@ class LocalTransport(Transport):
         return stamp.version
 
     def status(self) -> list[ReaderStatus]:
-        return [] if self._reader is None else [self._reader.status()]
+        if self._reader is None:
+            return []
+        return [self._reader.status()]
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
         """Wait until the reader acts with ``version``; it does when its running rollout has ended."""
@@ -160,15 +164,20 @@ class LocalTransport(Transport):
         await_adoption(status, version, timeout_s, readers, lambda: self.newest_stamp.version)
 
     def ask(self, lowest: int) -> int:
-        self._question, self._lowest = self._question + 1, lowest
+        self._question = self._question + 1
+        self._lowest = lowest
         return self._question
 
     def note(self, reader: int, kind: Note) -> bytes | None:
-        return self._notes.get(kind) if reader == 0 else None
+        if reader == 0:
+            return self._notes.get(kind)
+        return None
 
     def close(self) -> None:
         """Let go of the reader."""
-        self._closed, self._reader, self._staged = True, None, None
+        self._closed = True
+        self._reader = None
+        self._staged = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -211,7 +220,9 @@ class LocalReader(Subscriber):
 
     @property
     def asked(self) -> int:
-        return self._transport._question if self.version >= max(1, self._transport._lowest) else 0
+        if self.version >= max(1, self._transport._lowest):
+            return self._transport._question
+        return 0
 
     def adopt(self) -> int:
         with self.acting() as version:

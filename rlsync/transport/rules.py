@@ -50,7 +50,10 @@ def completed(tensors: Sequence[Tensor | None], layout: Layout, kept: Mapping[Ke
     layout.check_count(tensors)
     whole = []
     for entry, tensor in zip(layout.owned, tensors, strict=True):
-        value = kept.get((entry.destination, entry.leaf.name)) if tensor is None else tensor
+        if tensor is None:
+            value = kept.get((entry.destination, entry.leaf.name))
+        else:
+            value = tensor
         if value is None:
             what = f"{entry.leaf.name} has no value to keep: no version before had it"
             cure = "publish every leaf the first time"
@@ -84,7 +87,9 @@ def whole(transport: Transport, tensors: Sequence[Tensor | None], stamp: Stamp) 
 def held(transport: Transport) -> dict[Key, Tensor]:
     """The newest version's tensors by destination and leaf; none where the transport keeps no copy."""
     newest = transport.newest_leaves()
-    return {} if newest is None else keyed(*newest)
+    if newest is None:
+        return {}
+    return keyed(*newest)
 
 
 def laid_out(transport: Transport) -> Layout:

@@ -118,8 +118,9 @@ class SharedFile:
     @staticmethod
     @cache
     def host() -> str:
-        """What two processes have in common for which one path means one file: the running kernel and the
-        pids, if they see the same ``/proc``. Empty if it is hidden.
+        """What two processes have in common for which one path means one file.
+
+        The running kernel and the pids, if they see the same ``/proc``. Empty if it is hidden.
         """
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -140,8 +141,9 @@ class SharedFile:
             raise self._no_room(size_bytes, error) from error
 
     def allocate(self, at: int, size_bytes: int) -> None:
-        """Make the file so long that it has this range, which will be mapped and written to. Keep room for it
-        on a disk: without, a write ends the process (SIGBUS). RlsyncError: there is none.
+        """Make the file so long that it has this range, which will be mapped and written to.
+
+        Keep room for it on a disk: without, a write ends the process (SIGBUS). RlsyncError: there is none.
         """
         self.resize(max(self.size_bytes(), at + size_bytes))
 
@@ -168,8 +170,9 @@ class SharedFile:
         return os.pread(self.fd, size_bytes, offset)
 
     def map(self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False) -> torch.Tensor:
-        """Map a page-aligned range as a flat ``uint8`` tensor, until no tensor uses the memory any more. A
-        write to a read-only mapping ends the process at once (SIGSEGV).
+        """Map a page-aligned range as a flat ``uint8`` tensor, until no tensor uses the memory any more.
+
+        A write to a read-only mapping ends the process at once (SIGSEGV).
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
@@ -237,6 +240,7 @@ class SharedFile:
 
 class FolderFile(SharedFile):
     """A file in a folder that only its user may enter; a lock is flock(2) on a file for that byte beside it.
+
     A look takes the lock for a moment: meanwhile a lock that is tried is refused, although nobody holds it.
     That is as good as held for a moment, for whoever is refused a slot takes another or comes again.
     """
@@ -380,7 +384,8 @@ def kind() -> type[SharedFile]:
 
 
 _OWNED = -1  #: the byte whose lock says that the owner of a folder lives
-_OWNER, _NEW = str(_OWNED), "new-"
+_OWNER = str(_OWNED)
+_NEW = "new-"
 
 
 def _private_folders() -> Path:
@@ -396,7 +401,10 @@ def _remove_orphans(base: Path) -> None:
     """Remove the folders of owners that were killed."""
     for folder in base.iterdir():
         with suppress(FileNotFoundError):  # another process removes it, too
-            alive = None if folder.name.startswith(_NEW) else _lock_file(folder / _OWNER, exclusive=True)
+            if folder.name.startswith(_NEW):
+                alive = None
+            else:
+                alive = _lock_file(folder / _OWNER, exclusive=True)
             if alive is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(alive)
@@ -423,7 +431,9 @@ _open_files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
 @cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
-    size, number, offset = ctypes.c_size_t, ctypes.c_int, ctypes.c_longlong
+    size = ctypes.c_size_t
+    number = ctypes.c_int
+    offset = ctypes.c_longlong
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, offset]
     libc.munmap.argtypes = [ctypes.c_void_p, size]

@@ -189,8 +189,9 @@ def wrong(
     altered: set[str],
     once_more: Callable[[list[str]], Iterable[dict[str, str]]],
 ) -> list[str]:
-    """The chosen cases that are not as they should be, each pair reported. ``once_more`` runs those that were
-    altered on purpose a second time.
+    """The chosen cases that are not as they should be, each pair reported.
+
+    ``once_more`` runs those that were altered on purpose a second time.
     """
     found: list[str] = []
     firsts: dict[str, dict[str, str]] = {}

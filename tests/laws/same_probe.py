@@ -1,5 +1,6 @@
-"""Run cases of ``make same`` with the rlsync on PYTHONPATH: one for each line of JSON on standard input, with
-its digests as such a line on standard output.
+"""Run cases of ``make same`` with the rlsync on PYTHONPATH.
+
+There is one for each line of JSON on standard input, with its digests as such a line on standard output.
 
 That rlsync may be an older one, so this file leans on nothing but the command line, public names of rlsync
 and TorchRL. tests/laws/same.py says which cases there are. TorchRL is imported once: each case runs in a
@@ -166,8 +167,10 @@ def recorded(words: list[str], run: Path) -> dict[str, str]:
 
 
 def made_again(words: list[str], run: Path, folder: Path) -> dict[str, str]:
-    """How the digests of a recorded run compare with those of its rerun. Where there is no record that this
-    rlsync can read, it records the run itself; then a difference is an error, whatever was altered.
+    """How the digests of a recorded run compare with those of its rerun.
+
+    Where there is no record that this rlsync can read, it records the run itself; then a difference is an
+    error, whatever was altered.
     """
     from rlsync.__main__ import main
 

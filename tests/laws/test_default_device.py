@@ -31,8 +31,9 @@ SOURCES, TORCH = Path(rlsync.__file__).parent, Path(torch.__file__).parent
 
 
 class UnnamedDevices(TorchFunctionMode):
-    """Counts the tensors that lines of rlsync make without a device, except in the constructors of modules:
-    parameters and buffers are where torch's default says.
+    """Counts the tensors that lines of rlsync make without a device.
+
+    Except in the constructors of modules: parameters and buffers are where torch's default says.
     """
 
     made = _device_constructors()

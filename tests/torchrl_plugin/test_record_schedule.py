@@ -26,8 +26,10 @@ BATCHES = 8
 
 
 class WaitingCollector(MultiAsyncCollector):
-    """Its workers wait for the learner. TorchRL's queue has room for one rollout: a worker that finds it full
-    for a second, as on a loaded machine, throws its own away and makes another, which no schedule tells.
+    """Its workers wait for the learner.
+
+    TorchRL's queue has room for one rollout: a worker that finds it full for a second, as on a loaded
+    machine, throws its own away and makes another, which no schedule tells.
     """
 
     @property

@@ -173,7 +173,8 @@ class UnrollCollector(RolloutCollector):
         )
         #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
         self.ring = RolloutRing(settings.shape.layout(player), settings.slots, acting, when_full)
-        seed = int(torch.randint(2**30, (), device="cpu")) if seed is None else seed
+        if seed is None:
+            seed = int(torch.randint(2**30, (), device="cpu"))
         logs = StartLogs(acting, start_timeout_s)
         self._workers: Supervisor | OwnProcess
         if self.in_process:
@@ -220,7 +221,9 @@ class UnrollCollector(RolloutCollector):
 
         After the end they are those of the end: a run writes its statistics then.
         """
-        return self.ring.counters() if self._counted is None else self._counted
+        if self._counted is None:
+            return self.ring.counters()
+        return self._counted
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
@@ -233,7 +236,9 @@ class UnrollCollector(RolloutCollector):
             The first seed that was not used, or with ``static_seed`` the same one.
         """
         self.ring.seed(seed)
-        return seed if static_seed else seed + self.num_workers * self.worker_settings.shape.num_envs
+        if static_seed:
+            return seed
+        return seed + self.num_workers * self.worker_settings.shape.num_envs
 
     def _end(self, timeout_s: float) -> None:
         self._counted = self.ring.counters()

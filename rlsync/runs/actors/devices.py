@@ -15,7 +15,10 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
     """The device of this name, an accelerator with its number; ConfigError if this machine has none."""
     try:
         device = torch.device(name)
-        count = 1 if device.type == "cpu" else int(torch.get_device_module(device).device_count())
+        if device.type == "cpu":
+            count = 1
+        else:
+            count = int(torch.get_device_module(device).device_count())
     except (RuntimeError, TypeError) as error:  # TypeError: not a name at all
         what = f"no device is called {str(name)!r}"
         raise ConfigError(what, where, "give cpu, or an accelerator, for example cuda or cuda:1") from error
@@ -23,7 +26,9 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
     if number >= count:
         held = f"{count or 'no'} {device.type.upper()} device{'s' * (count > 1)}"
         raise ConfigError(f"no device {str(device)!r}: this machine has {held}", where, _cure(device, count))
-    return CPU if device.type == "cpu" else torch.device(device.type, number)
+    if device.type == "cpu":
+        return CPU
+    return torch.device(device.type, number)
 
 
 def device_of_each(

@@ -101,7 +101,8 @@ class RolloutShape:
         return Layout.build({"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]})
 
     def arrays(self, player: Player) -> _Arrays:
-        steps, envs = (self.steps, self.num_envs), (self.num_envs,)
+        steps = (self.steps, self.num_envs)
+        envs = (self.num_envs,)
         seen = (self.steps + 1, self.num_envs)
         observation = player.observation_shape
         arrays: _Arrays = {
@@ -183,7 +184,9 @@ def batch_of(
 def joined(parts: Sequence[Tensor], device: torch.device = CPU, along: int = 0) -> Tensor:
     """Parts from host memory as one tensor; a single one on the CPU is not copied."""
     there = [part.to(device, non_blocking=True) for part in parts]
-    return there[0] if len(there) == 1 else torch.cat(there, along)
+    if len(there) == 1:
+        return there[0]
+    return torch.cat(there, along)
 
 
 def last_observations(rollouts: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
@@ -226,7 +229,10 @@ def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Seq
     for key in needed:
         if key not in batch:
             near = nearest_name(key, sorted(map(str, batch.keys())))
-            hint = f"rename {near!r}" if near and near not in KEYS else f"write {key!r}"
+            if near and near not in KEYS:
+                hint = f"rename {near!r}"
+            else:
+                hint = f"write {key!r}"
             raise bad_batch(f"the batch has no {key!r}", batch, hint)
     for key, shape, dtype in _expected(batch, player_of(network)):
         tensor = batch.get(key, None)
@@ -274,7 +280,8 @@ def concatenate(batches: Sequence[TensorDictBase], records: Sequence[Record] = (
 
     keys = sorted({str(key) for batch in batches for key in batch.keys()})  # noqa: SIM118 - not a dict
     out = {}
-    known, timed = known_keys(records), timed_keys(records)
+    known = known_keys(records)
+    timed = timed_keys(records)
     for batch in batches:
         check_known(batch, known)
     for key in keys:
@@ -321,7 +328,8 @@ def _expected(
 
 
 def _check_ends(batch: TensorDictBase) -> None:
-    terminated, truncated = batch.get(TERMINATED), batch.get(TRUNCATED)
+    terminated = batch.get(TERMINATED)
+    truncated = batch.get(TRUNCATED)
     odd = (batch.get(IS_INIT)[1:] != (terminated | truncated)).nonzero()
     if len(odd):
         t, b = odd[0].tolist()

@@ -70,9 +70,10 @@ class RolloutId(NamedTuple):
 
 @dataclass(eq=False)
 class Intake:
-    """Makes batches of rollouts in the order of their completion. On the CPU a single one is not copied;
-    copies are given back when they are done. ``silent_timeout_s`` is how long to wait for a rollout while no
-    worker ends or is started.
+    """Makes batches of rollouts in the order of their completion.
+
+    On the CPU a single one is not copied; copies are given back when they are done. ``silent_timeout_s`` is
+    how long to wait for a rollout while no worker ends or is started.
     """
 
     ring: Rollouts

@@ -108,8 +108,11 @@ class Player(ABC):
         observation_dtype: torch.dtype = torch.float32,
         records: Sequence[Record] = (),
     ) -> None:
-        self.modules, self.actions, self.records = dict(modules), actions, tuple(records)
-        self.observation_shape, self.observation_dtype = tuple(observation_shape), observation_dtype
+        self.modules = dict(modules)
+        self.actions = actions
+        self.records = tuple(records)
+        self.observation_shape = tuple(observation_shape)
+        self.observation_dtype = observation_dtype
 
     @abstractmethod
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
@@ -172,7 +175,9 @@ class Playable(Protocol):
 
 
 def player_of(acting: Player | Playable) -> Player:
-    return acting if isinstance(acting, Player) else acting.player()
+    if isinstance(acting, Player):
+        return acting
+    return acting.player()
 
 
 def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
@@ -212,12 +217,14 @@ def player_call(player: Player, device: torch.device) -> Call:
 
     def call(plain: bool) -> list[Tensor]:
         generator = torch.Generator(device).manual_seed(0)
-        shape, dtype = (_ROWS, *player.observation_shape), player.observation_dtype
+        shape = (_ROWS, *player.observation_shape)
+        dtype = player.observation_dtype
         observation = torch.zeros(shape, dtype=dtype, device=device)
         reward = torch.zeros(_ROWS, device=device)
         state = {name: value.to(device) for name, value in player.begin(_ROWS, generator).items()}
         if not plain:
-            observation, reward = mid_episode(observation), mid_episode(reward, 1)
+            observation = mid_episode(observation)
+            reward = mid_episode(reward, 1)
             state = {name: mid_episode(state[name], number) for number, name in enumerate(state, 2)}
         is_init = torch.full((_ROWS,), plain, device=device)
         acted = player.act(observation, is_init, reward, state, generator)
@@ -266,4 +273,6 @@ class Seat:
         acted = self.player.act(
             observation.to(device), is_init.to(device), reward.to(device), state, self.generator
         )
-        return acted if acted.action.is_cpu else acted._replace(action=acted.action.cpu())
+        if acted.action.is_cpu:
+            return acted
+        return acted._replace(action=acted.action.cpu())

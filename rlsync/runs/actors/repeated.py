@@ -25,10 +25,13 @@ class InOrder:
     """Takes a ring's rollouts in a given order, dropped ones unseen. BoardClosed: the order is over."""
 
     def __init__(self, ring: RolloutRing, order: Iterable[Rollout]) -> None:
-        self._ring, self._order = ring, iter(order)
+        self._ring = ring
+        self._order = iter(order)
         self._next = next(self._order, None)
         self._early: defaultdict[int, deque[TakenRollout]] = defaultdict(deque)
-        self.run, self.pause, self.give_back = ring.run, ring.pause, ring.give_back
+        self.run = ring.run
+        self.pause = ring.pause
+        self.give_back = ring.give_back
         self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that was dropped
 
     @property
@@ -43,7 +46,8 @@ class InOrder:
             if taken is None:
                 return None
             self._early[taken.writer].append(taken)
-        taken, dropped = self._early[self._next.worker].popleft(), self._next.dropped
+        taken = self._early[self._next.worker].popleft()
+        dropped = self._next.dropped
         self._next = next(self._order, None)
         if not dropped:
             return taken
@@ -54,13 +58,16 @@ class InOrder:
 
 
 class RepeatedUnrolls(UnrollCollector):
-    """An :class:`UnrollCollector` that makes the rollouts of a ``life``: each worker waits for the version
-    that its rollout has there, and lives as long. If one dies, a recorded life ends. With a :class:`FixedLag`
-    its successor makes that rollout, with other seeds and the newest version, and the log tells it.
+    """An :class:`UnrollCollector` that makes the rollouts of a ``life``.
+
+    Each worker waits for the version that its rollout has there, and lives as long. If one dies, a recorded
+    life ends. With a :class:`FixedLag` its successor makes that rollout, with other seeds and the newest
+    version, and the log tells it.
     """
 
     def __init__(self, network: Any, env: Any, *, life: Life | FixedLag, lag: int, **given: Any) -> None:
-        workers, per_batch = max(1, given["num_workers"]), given["rollouts_per_batch"]
+        workers = max(1, given["num_workers"])
+        per_batch = given["rollouts_per_batch"]
         plan: Plan = life.plan(workers) if isinstance(life, Life) else dict.fromkeys(range(workers), life)
         self._planned = PlannedBoard(plan, stays=True, timeout_s=given["silent_timeout_s"])
         self._life = life
@@ -82,7 +89,8 @@ class RepeatedUnrolls(UnrollCollector):
         return self._planned.handle.board  # readers that are no workers have no plan
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
-        job, settings = self._job(seed, logs), self.worker_settings
+        job = self._job(seed, logs)
+        settings = self.worker_settings
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
         def start(worker: int, again: int) -> BaseProcess:

@@ -152,7 +152,10 @@ class Group:
         """Refuse what is missing, and what copy_() would broadcast."""
         for name, shape in wanted.items():
             if name not in given or given[name].shape != shape:
-                has = f"is {list(given[name].shape)}" if name in given else "is missing"
+                if name in given:
+                    has = f"is {list(given[name].shape)}"
+                else:
+                    has = "is missing"
                 what = f"{name!r} {has}; {list(shape)} is declared"
                 cure = "give one entry for each environment, in the shape that actions and records declare"
                 raise ConfigError(what, f"{type(self._seat.player).__name__}, {where}", cure)
@@ -199,6 +202,7 @@ class Group:
 
 class Roller:
     """Makes rollouts of T steps in the environments of a worker, which ``make_envs(n)`` makes as one vector.
+
     With ``overlap`` there are two groups: one steps while the other is acted in.
     """
 

@@ -25,7 +25,7 @@ from rlsync.runs.actors.envs.specs import check_resets
 from rlsync.runs.actors.frames import Unrolls
 from rlsync.runs.actors.intake import Form, Intake, RolloutId
 from rlsync.runs.actors.player import in_dtype, without_memory
-from rlsync.runs.actors.players.prefill import PrefilledPlayer
+from rlsync.runs.actors.players.prefill import Prefill, PrefilledPlayer
 from rlsync.runs.actors.ring.reader import RingCounters, TakenRollout
 from rlsync.runs.actors.supervision import LEAVE_TIMEOUT_S
 from rlsync.runs.actors.transitions import Transitions
@@ -68,7 +68,9 @@ class RolloutCollector(BaseCollector):
             Transitions(player.actions, player.records) if transitions else Unrolls(player.records)
         )
         #: Says whether actions are random; the source of the destination ``"prefill"``. None: they never are.
-        self.prefill = player.prefill if isinstance(player, PrefilledPlayer) else None
+        self.prefill: Prefill | None = None
+        if isinstance(player, PrefilledPlayer):
+            self.prefill = player.prefill
         self._random_frames = random_frames
         self.num_workers = len(settings.devices)
         self.adopt = settings.adopt
@@ -229,7 +231,8 @@ class RolloutCollector(BaseCollector):
             state_dict: what :meth:`state_dict` returned.
         """
         if {"frames", "batches"} <= state_dict.keys():
-            self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
+            self._frames = int(state_dict["frames"])
+            self._batches = int(state_dict["batches"])
             self._count_random()
 
     def shutdown(
@@ -277,7 +280,9 @@ class RolloutCollector(BaseCollector):
 
 def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: str) -> None:
     """Refuse what workers cannot do, and a number below one, ``counts`` too, by its argument's name."""
-    steps, envs, adopt = settings.shape.steps, settings.shape.num_envs, settings.adopt
+    steps = settings.shape.steps
+    envs = settings.shape.num_envs
+    adopt = settings.adopt
     for name, value in {"steps": steps, "envs_per_worker": envs, **counts}.items():
         check_count(name, value, 1, f"{where}({name}={value!r})", "")
     if settings.overlap and envs < 2:

@@ -72,7 +72,8 @@ class Pauses(Generic[_Who]):
 
     def note_end(self, who: _Who) -> float | None:
         """The seconds until it is due; ``None``: it has ended too often, and is not."""
-        now, restarts = time.monotonic(), self._restarts
+        now = time.monotonic()
+        restarts = self._restarts
         recent = [at for at in self._ended.get(who, []) if now - at < restarts.window_s]
         self._ended[who] = [*recent, now]
         if len(recent) >= restarts.at_most:
@@ -84,7 +85,9 @@ class Pauses(Generic[_Who]):
     def how_often(self, who: _Who) -> str:
         """How often it has ended within the window, if more than once."""
         times = len(self._ended[who])
-        return f", {times} times within {self._restarts.window_s:g} s" if times > 1 else ""
+        if times > 1:
+            return f", {times} times within {self._restarts.window_s:g} s"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ class Supervisor:
         restarts: Restarts,
         silent_timeout_s: float,
     ) -> None:
-        self._start, self._ring = start, ring
+        self._start = start
+        self._ring = ring
         self._pauses = Pauses[int](restarts)
         self._silence = Silence(silent_timeout_s)
         self._silenced: set[int] = set()
@@ -181,7 +185,8 @@ class Supervisor:
         self._silenced.discard(worker)
         self._lives[worker] += 1
         self._ring.expect(worker)
-        ended, self.procs[worker] = self.procs[worker], self._start(worker, self._lives[worker])
+        ended = self.procs[worker]
+        self.procs[worker] = self._start(worker, self._lives[worker])
         ended.close()
         _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
 
@@ -197,8 +202,10 @@ class Supervisor:
 
     def _ended_alike(self, worker: int) -> int:
         """The number of newest lives that ended with this error after as many rollouts; 0: no error."""
-        headline, written = self._headline(worker), self._ring.writer(worker).written
-        made, before = written - self._written[worker], self._alike[worker]
+        headline = self._headline(worker)
+        written = self._ring.writer(worker).written
+        made = written - self._written[worker]
+        before = self._alike[worker]
         self._written[worker] = written
         if not headline:
             self._alike[worker] = None
@@ -217,10 +224,16 @@ class Supervisor:
             raise WorkerLost(f"no worker is left: {ends}", "collecting rollouts", _CURE)
 
     def _how_it_ended(self, worker: int, when: str = "") -> str:
-        process, words = self.procs[worker], self._headline(worker)
-        why = f" after {self._silence.timeout_s:g} s of silence" if worker in self._silenced else ""
+        process = self.procs[worker]
+        words = self._headline(worker)
+        if worker in self._silenced:
+            why = f" after {self._silence.timeout_s:g} s of silence"
+        else:
+            why = ""
         end = f"worker {worker} (pid {process.pid}) {ending(process.exitcode or 0)}{why}{when}"
-        return f"{end}: {words}" if words else end
+        if words:
+            return f"{end}: {words}"
+        return end
 
     def _headline(self, worker: int) -> str:
         return self._ring.writer(worker).last_words.partition("\n")[0]

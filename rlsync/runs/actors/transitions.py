@@ -80,7 +80,9 @@ class Transitions:
                 raise ConfigError(
                     what, "a collector of transitions", "record it at each step, or collect unrolls"
                 )
-        self._choices = actions.n if isinstance(actions, DiscreteActions) else None
+        self._choices: int | None = None
+        if isinstance(actions, DiscreteActions):
+            self._choices = actions.n
         self._one_hot = torch.eye(self._choices or 0, dtype=torch.int64, device="cpu")
         self._records = tuple(record.name for record in records)
         self._slots: dict[int, _Slot] = {}
@@ -132,7 +134,8 @@ class Transitions:
         """Arrays ``[T, B, *]`` under TorchRL's keys: views, not copies."""
         size = list(arrays[keys.REWARD].shape[::-1])
         by_env = {name: arrays[name].transpose(0, 1) for name in (*self._timed(), *_BESIDE)}
-        seen, begins = by_env[keys.OBSERVATION], by_env[keys.IS_INIT].unsqueeze(-1)
+        seen = by_env[keys.OBSERVATION]
+        begins = by_env[keys.IS_INIT].unsqueeze(-1)
         after = {
             keys.OBSERVATION: seen[:, 1:],
             keys.REWARD: by_env[keys.REWARD].unsqueeze(-1),

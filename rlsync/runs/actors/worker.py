@@ -193,7 +193,8 @@ class Worker:
 
     def step(self) -> bool:
         """Make a rollout, once a slot is free; False: the learner is gone."""
-        roller, writer = self._roller, self._writer
+        roller = self._roller
+        writer = self._writer
         assert roller is not None, "its environments were made"
         views = writer.take()
         if views is None or writer.slot is None:

@@ -52,7 +52,9 @@ def main(arguments: list[str]) -> int:
         print_document(as_json(errors, told))
     else:
         print(as_text(errors, told))
-    return EXIT_USAGE if errors else 0
+    if errors:
+        return EXIT_USAGE
+    return 0
 
 
 def _is_own(job: Job, own: Path | None) -> bool:
@@ -97,12 +99,15 @@ def _folder(job: Job) -> Path | None:
     """Where the run will write; or the folder in which Hydra makes one, unless a key of Hydra's names it."""
     if job.config.run_dir is not None:
         return Path(job.config.run_dir)
-    return None if any(word.startswith("hydra.") for word in job.words) else Path.cwd()
+    if any(word.startswith("hydra.") for word in job.words):
+        return None
+    return Path.cwd()
 
 
 def _start(job: Job) -> None:
-    """Build a job in a folder that is thrown away, with workers here; in an environment of one's own they
-    play one batch, for a step may raise there.
+    """Build a job in a folder that is thrown away, with workers here.
+
+    In an environment of one's own they play one batch, for a step may raise there.
     """
     with TemporaryDirectory() as folder:
         config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
@@ -115,7 +120,10 @@ def _start(job: Job) -> None:
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
     if not errors:
-        configs = "this config" if len(told) == 1 else f"these {len(told)} configs"
+        if len(told) == 1:
+            configs = "this config"
+        else:
+            configs = f"these {len(told)} configs"
         lines = [f"{word} {text}" for facts in told for word, text in facts.items()]
         return "\n".join([f"nothing is wrong with {configs}", *dict.fromkeys(lines)])
     return "\n\n".join([*map(str, errors), "1 error" if len(errors) == 1 else f"{len(errors)} errors"])

@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
         print_document(json_of(asdict(found), None))
     else:
         print(found)
-    return EXIT_FAILED if found.unequal or not found.equal or any(found.alone) else 0
+    if found.unequal or not found.equal or any(found.alone):
+        return EXIT_FAILED
+    return 0
 
 
 def _lives(run: Path) -> list[Life]:

@@ -104,4 +104,6 @@ def companions(config: Shipped) -> list[list[str]]:
         settings = {name: registry.recipe_named(name).settings() for name in registry.SHIPPED}
         found += [[f"{RECIPE}={name}"] for name, of_it in settings.items() if of_it.acts_on_clusters()]
     # A recipe, and a config that no recipe chooses by its name, can also be used alone.
-    return [[], *found] if config.group == RECIPE or not found else found
+    if config.group == RECIPE or not found:
+        return [[], *found]
+    return found

@@ -77,7 +77,9 @@ def main(arguments: list[str]) -> int:
         print(as_markdown(findings))
     else:
         show(findings, Console())
-    return 1 if worst(findings) == "fail" else 0
+    if worst(findings) == "fail":
+        return 1
+    return 0
 
 
 def as_json(findings: list[Finding]) -> str:
@@ -105,10 +107,12 @@ def show(findings: list[Finding], console: Console) -> None:
 
 
 def env_findings(config: Config, timeout_s: float) -> list[Finding]:
-    """Play an environment in two processes, and say whether its seed decides what it answers, and whether it
-    writes into an answer later.
+    """Play an environment in two processes, and say whether its seed decides what it answers.
+
+    And whether it writes into an answer later.
     """
-    env, seed = config.env, config.seed
+    env = config.env
+    seed = config.seed
     said: list[Any] = [users_trainer.run_apart(_play, env, seed, each, timeout_s) for each in (1, 2)]
     for each in said:
         if isinstance(each, users_trainer.Failed):
@@ -135,7 +139,8 @@ def _written(name: str, part: str) -> Finding:
 
 def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:
     say(users_trainer.Stage(f"playing {env.id}", timeout_s))
-    plays, spec = [*played(env, seed, elsewhere)], env.spec()
+    plays = [*played(env, seed, elsewhere)]
+    spec = env.spec()
     say((plays, overwritten(spec, seed) if isinstance(spec, GymnasiumEnvs) else []))
 
 

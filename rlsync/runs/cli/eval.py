@@ -53,8 +53,14 @@ def main(arguments: list[str]) -> int:
     given.run = best_agent(given.run)
     prepare_process()
     config = config_of(given.run, given.trust)
-    device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
-    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config, given.trust)
+    if given.device is None:
+        device = Run(config).evaluation_device
+    else:
+        device = device_named(given.device, "--device")
+    if given.best:
+        checkpoint = None
+    else:
+        checkpoint = checkpoint_of(given.run, given.checkpoint, config, given.trust)
     if given.max_episode_steps is not None:
         config = replace(config, env=ending_after(config.env, given.max_episode_steps))
     patience = patience_of(config.recipe.evaluations())
@@ -65,7 +71,10 @@ def main(arguments: list[str]) -> int:
     else:
         trained = load(checkpoint, acting)
     file = given.video or given.run / video_file(trained.frames)
-    stage, why_none = (None, "not asked for") if given.no_video else _stage(acting, file, given)
+    if given.no_video:
+        stage, why_none = (None, "not asked for")
+    else:
+        stage, why_none = _stage(acting, file, given)
     with making(config.env):
         envs = make_venv(acting.env, at_once(given.episodes))
     with closing(envs):
@@ -106,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")
     other = "another checkpoint, or another run's (default: the run's)"
     which.add_argument("--checkpoint", type=Path, metavar="PATH", help=other)
-    episodes, seed = "how many (default: 20)", "of environments and actions (default: 0)"
+    episodes = "how many (default: 20)"
+    seed = "of environments and actions (default: 0)"
     parser.add_argument("--episodes", type=_at_least(1), default=20, metavar="N", help=episodes)
     parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help=seed)
     truncated = "truncate episodes after so many steps (of gymnasium's environments)"

@@ -42,7 +42,10 @@ def main(arguments: list[str]) -> int:
     own = [] if given.config_dir is None else ["--config-dir", given.config_dir]
     own += [trust.FLAG] if given.trust else []
     target = named_target(given.target)
-    plan = plan_of_config([*own, *given.target]) if target is None else plan_apart(target, given.timeout_s)
+    if target is None:
+        plan = plan_of_config([*own, *given.target])
+    else:
+        plan = plan_apart(target, given.timeout_s)
     if given.json:
         print_document(plan.to_json())
     else:

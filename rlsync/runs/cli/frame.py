@@ -61,7 +61,8 @@ def main(arguments: list[str]) -> int:
         trainer = trainer_again(life, job, Path(folder))
         seen = watch_frame(trainer, frame)
         found = Rerun(life).run(trainer)
-    made, kept = frame.rollout, kept_frame(given.run, recorded, frame)
+    made = frame.rollout
+    kept = kept_frame(given.run, recorded, frame)
     told: dict[str, Any] = {"frame": frame.number, "worker": named(made.worker), "life": made.life}
     told |= {"rollout": made.number, "step": frame.step, "env": frame.env}
     told["prefill"] = recorded.resume is None and frame.number <= recorded.recipe.prefill_frames()
@@ -77,7 +78,9 @@ def main(arguments: list[str]) -> int:
         print_document(json_of(told, None))
     else:
         print("\n".join(lines))
-    return EXIT_FAILED if found.unequal or not all(told["equal"].values()) else 0
+    if found.unequal or not all(told["equal"].values()):
+        return EXIT_FAILED
+    return 0
 
 
 def sent(env: EnvConfig, action: Tensor) -> Tensor:

@@ -209,7 +209,9 @@ def bfloat16() -> Finding:
 
 
 #: Of the publish that is measured: large enough that the copy is what counts, and over in a moment.
-_LEAVES, _FLOATS, _TRIALS = 16, 250_000, 20
+_LEAVES = 16
+_FLOATS = 250_000
+_TRIALS = 20
 
 
 def publish_ratio() -> Finding:
@@ -217,7 +219,8 @@ def publish_ratio() -> Finding:
     leaves = Leaves(nn.ParameterList(torch.ones(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a network")
     layout = Layout.build({"policy": leaves.specs()})
     plain = Leaves(nn.ParameterList(torch.zeros(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a copy")
-    publishes, copies = [], []
+    publishes = []
+    copies = []
     with closing(BoardWriter()) as board:
         board.lay_out(layout)
         for version in range(1, _TRIALS + 1):
@@ -249,13 +252,17 @@ def quota_cores(cgroup: Path) -> int:
             quota, period = both.read_text().split()
         else:
             quota, period = ((cgroup / "cpu" / f"cpu.cfs_{n}_us").read_text() for n in ("quota", "period"))
-        return unlimited if quota == "max" or int(quota) <= 0 else math.ceil(int(quota) / int(period))
+        if quota == "max" or int(quota) <= 0:
+            return unlimited
+        return math.ceil(int(quota) / int(period))
     except (OSError, ValueError):
         return unlimited
 
 
 def _limit(limit: int) -> str:
-    return "any number" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+    if limit == resource.RLIM_INFINITY:
+        return "any number"
+    return f"{limit:,}"
 
 
 _PACKAGE = "rlsync"
@@ -280,7 +287,8 @@ def judged(name: str, version: str, tested: SpecifierSet) -> Finding:
 
 
 def _required() -> Iterator[Finding]:
-    seen, extras = set(), importlib.metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
+    seen = set()
+    extras = importlib.metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
     for requirement in map(Requirement, importlib.metadata.requires(_PACKAGE) or ()):
         marker = requirement.marker
         needed = marker is None or marker.evaluate({"extra": ""})

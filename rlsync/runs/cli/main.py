@@ -50,8 +50,9 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb with these arguments, by default this process's, and return the exit status. A process
-    that ran it for ``--json`` prints nothing more on its standard output, also when it exits.
+    """Run one verb with these arguments, by default this process's, and return the exit status.
+
+    A process that ran it for ``--json`` prints nothing more on its standard output, also when it exits.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
@@ -90,8 +91,9 @@ def print_document(text: str) -> None:
 
 @contextmanager
 def _document_alone() -> Iterator[None]:
-    """Inside, all that is printed goes to stderr, also from C and by processes that are started; afterwards
-    the document is printed.
+    """Inside, all that is printed goes to stderr; afterwards the document is printed.
+
+    Also what C prints, and processes that are started.
     """
     documents: list[str] = []
     token = _documents.set(documents)
@@ -121,7 +123,9 @@ def _silence_stdout() -> None:
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
-        return 0 if words else EXIT_USAGE
+        if words:
+            return 0
+        return EXIT_USAGE
     for word in words:
         if plain := re.match("-?[\u2013\u2014\u2212]+-?", word):
             bare = word[plain.end() :]
@@ -143,16 +147,18 @@ def _run(words: list[str]) -> int:
 
 
 def will_start_workers(words: Sequence[str]) -> bool:
-    """Whether a command line of ``rlsync train`` seems to be one that workers are forked for. If not, and in
-    vain, nothing is lost but time: the fork server begins later, or ends with this process.
+    """Whether a command line of ``rlsync train`` seems to be one that workers are forked for.
+
+    If not, and in vain, nothing is lost but time: the fork server begins later, or ends with this process.
     """
     other_ways = ("-", "hydra/launcher=", "cluster=", "recipe.agents=", "collector.num_workers=0")
     return not any(word.startswith(other_ways) for word in words)
 
 
 def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:
-    """A verb with a usage of its own takes overrides, too, so its options cannot be abbreviated. Arguments of
-    the type ``Path`` become absolute here: an environment may change the working directory.
+    """A verb with a usage of its own takes overrides, too, so its options cannot be abbreviated.
+
+    Arguments of the type ``Path`` become absolute here: an environment may change the working directory.
     """
     parser = argparse.ArgumentParser(
         prog=f"rlsync {verb}",
@@ -167,8 +173,9 @@ def parser_of(verb: str, about: str, examples: str, usage: str | None = None) ->
 
 
 def _open_streams() -> None:
-    """Open the standard streams that were closed, so that no file of a run gets their descriptors; and let
-    both print any text.
+    """Open the standard streams that were closed, and let both print any text.
+
+    So no file of a run gets their descriptors.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

@@ -94,7 +94,8 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
 
 
 def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
-    readings, notes = [], []
+    readings = []
+    notes = []
     for panel in PANELS:
         for layer in panel.layers:
             for name, run in runs.items():
@@ -134,7 +135,8 @@ def _name_runs(
 
 
 def _line(axes: Axes, curve: Curve, style: Style) -> None:
-    frames, values = curve.frames, curve.values
+    frames = curve.frames
+    values = curve.values
     if len(frames) > MOST_POINTS:
         groups = np.array_split(values, GROUPS)
         frames = np.array([group.mean() for group in np.array_split(frames, GROUPS)])
@@ -209,13 +211,17 @@ def draw_plans(titles: Sequence[str], plans: Sequence[Timeline]) -> Figure:
     panels = figure.subplots(len(plans), squeeze=False)[:, 0]
     for axes, title, plan in zip(panels, titles, plans, strict=True):
         for phase in plan.phases:
-            row, begin = PHASES.index(phase.name), phase.first_frame
+            row = PHASES.index(phase.name)
+            begin = phase.first_frame
             axes.barh(row, phase.last_frame + 1 - begin, 0.6, left=begin, color=COLOURS[row])
             told = f" {phase.rounds:,} rounds, {phase.updates:,} updates"
             axes.text(begin, row, told, va="center", fontsize="small", clip_on=True)
         _marks(axes, "evaluation", plan.evaluation_every_frames, plan.frames)
         _marks(axes, "checkpoint", plan.checkpoint_every_frames, plan.frames, at_the_end=True)
-        published = "" if plan.publishes is None else f", {plan.publishes:,} publishes"
+        if plan.publishes is None:
+            published = ""
+        else:
+            published = f", {plan.publishes:,} publishes"
         title += f": {plan.updates:,} updates{published}"
         axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
         axes.set_yticks(range(len(PHASES)), PHASES)
@@ -246,9 +252,12 @@ def lanes(lives: Mapping[str, Life]) -> Figure:
     rows = figure.subplots(len(lives), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, life) in zip(rows, lives.items(), strict=True):
         for rollout, begin_ms in life.spans():
-            lane, width = workers[name].index(rollout.worker) + 1, (rollout.ms - begin_ms) / 1000
+            lane = workers[name].index(rollout.worker) + 1
+            width = (rollout.ms - begin_ms) / 1000
             colour = COLOURS[rollout.version % len(COLOURS)]
-            hatch = "xx" if rollout.dropped else "//" if rollout.life % 2 else None
+            hatch = "//" if rollout.life % 2 else None
+            if rollout.dropped:
+                hatch = "xx"
             axes.barh(lane, width, 0.8, begin_ms / 1000, color=colour, edgecolor="white", hatch=hatch, lw=0.3)
         axes.plot([p.ms / 1000 for p in life.publishes], [0] * len(life.publishes), "|", color="black", ms=12)
         for note in life.notes:

@@ -64,10 +64,20 @@ def main(arguments: list[str]) -> int:
 
 
 def as_text(config: Config, plan: Timeline) -> str:
-    published = "" if plan.publishes is None else f": {_of(plan.publishes, 'version')} after the first"
-    frames, versions = plan.evaluation_every_frames, plan.evaluation_every_versions
-    apart = f"at least {frames:,} frames apart, which are {_of(versions, 'version')}" if frames else "never"
-    rest = "" if config.checkpoint_every_frames else f" and {CHECKPOINT_REST_S:g} s"
+    if plan.publishes is None:
+        published = ""
+    else:
+        published = f": {_of(plan.publishes, 'version')} after the first"
+    frames = plan.evaluation_every_frames
+    versions = plan.evaluation_every_versions
+    if frames:
+        apart = f"at least {frames:,} frames apart, which are {_of(versions, 'version')}"
+    else:
+        apart = "never"
+    if config.checkpoint_every_frames:
+        rest = ""
+    else:
+        rest = f" and {CHECKPOINT_REST_S:g} s"
     rows = [_phase(phase, config.collector.frames_per_batch) for phase in plan.phases]
     if plan.update:
         rows.append(("update", plan.update))
@@ -83,12 +93,19 @@ def as_text(config: Config, plan: Timeline) -> str:
 
 
 def _workers(config: Config) -> str:
-    batches, more = config.recipe.batches(config), more_frames(config)
-    workers = "none, the learner has its" if config.in_process else f"{config.workers_per_node}, each with"
-    envs, calls = _of(config.env.num_envs, "environment"), _of(batches.steps, "policy call")
+    batches = config.recipe.batches(config)
+    more = more_frames(config)
+    if config.in_process:
+        workers = "none, the learner has its"
+    else:
+        workers = f"{config.workers_per_node}, each with"
+    envs = _of(config.env.num_envs, "environment")
+    calls = _of(batches.steps, "policy call")
     told = f"{workers} {envs}: {calls} for a rollout, {_of(batches.rollouts, 'rollout')} for a batch; "
     told += config.lag_facts()
-    return told if more is None else f"{told}; more frames a second: {more}"
+    if more is None:
+        return told
+    return f"{told}; more frames a second: {more}"
 
 
 def _title(config: Config) -> str:

@@ -68,13 +68,18 @@ def main(arguments: list[str]) -> int:
         print_document(json_of({"run": str(given.run), "rerun": str(folder), **asdict(found)}, None))
     else:
         print(found)
-    return EXIT_FAILED if found.unequal or not found.equal else 0
+    if found.unequal or not found.equal:
+        return EXIT_FAILED
+    return 0
 
 
 def _new_folder(run: Path, into: Path | None) -> Path:
     """The folder of the rerun; ConfigError if the one that was asked for is there already."""
     numbered = (run / f"rerun-{number}" for number in count(1))
-    folder = next(path for path in numbered if not path.exists()) if into is None else into
+    if into is None:
+        folder = next(path for path in numbered if not path.exists())
+    else:
+        folder = into
     if folder.exists():
         raise ConfigError(f"{folder} is there already", "--into", "name a new folder: nothing is overwritten")
     require_place(folder, "--into", "name a folder that you may write to")

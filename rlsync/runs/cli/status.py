@@ -58,4 +58,6 @@ def main(arguments: list[str]) -> int:
         print_document(json_of(found.to_dict()))
     else:
         print(printable(found.told))
-    return 0 if found.healthy else 1
+    if found.healthy:
+        return 0
+    return 1

@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> int:
     trace = "write Chrome's trace format in place of a picture; Perfetto opens millions of events"
     out.add_argument("--trace", type=Path, metavar="FILE.json", help=trace)
     given = parser.parse_args(arguments)
-    lives, newest = {}, {run: lives_in(run / SCHEDULE)[-1] for run in given.run}
+    lives = {}
+    newest = {run: lives_in(run / SCHEDULE)[-1] for run in given.run}
     for run, last in newest.items():
         life = lives[str(run)] = last.between(given.begin * 1e3, given.end * 1e3)
         if not life.events:
@@ -60,7 +61,8 @@ def main(arguments: list[str]) -> int:
 
 
 #: The threads of a trace. Viewers keep number 0 for the machine itself.
-_LEARNER, _WORKERS = 1, 2
+_LEARNER = 1
+_WORKERS = 2
 
 
 def events(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,11 @@ def main(arguments: list[str]) -> int:
         if line.flags.experimental_rerun:  # the pickle that Hydra may leave in .hydra
             pickled = Path(line.flags.experimental_rerun)
             trust.check_file(pickled, pickled.absolute().parent.parent, line.trusted)
-        words = line.flags.overrides if line.errors else line.overrides  # these know where recipes lie
+        # these know where recipes lie
+        if line.errors:
+            words = line.flags.overrides
+        else:
+            words = line.overrides
         own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, []))
     else:
         return run_jobs(line, jobs_of(line))
@@ -41,7 +45,9 @@ def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
     if line.flags.cfg is None:
         for job in jobs:
             require_host(job)
-    around = sweep_apart() if any(job.apart for job in jobs) else contextlib.nullcontext()
+    around: contextlib.AbstractContextManager[Lifeline | None] = contextlib.nullcontext()
+    if any(job.apart for job in jobs):
+        around = sweep_apart()
     try:
         with around as lifeline:
             words = words_for_hydra(line, jobs)
@@ -76,8 +82,10 @@ exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config
 
 
 def run_job(line: command_line.CommandLine, jobs: list[Job], lifeline: Lifeline | None = None) -> None:
-    """One run in the folder that Hydra has made. Raises SystemExit unless the run ended well; in a sweep
-    JobFailed, after which the jobs that follow are run, unless a signal has ended this one.
+    """One run in the folder that Hydra has made.
+
+    Raises SystemExit unless the run ended well; in a sweep JobFailed, after which the jobs that follow are
+    run, unless a signal has ended this one.
     """
     about = HydraConfig.get()
     words: Any = OmegaConf.to_container(about.overrides)  # as they were written, not yet interpolated

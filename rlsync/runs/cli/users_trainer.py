@@ -57,7 +57,10 @@ def target_of(word: str, or_else: str = "") -> NamedTrainer:
         raise ConfigError(f"no file {path!r}", word, f"check the path; {form}")
     offered = f"{file.name} has {', '.join(_offered(_read(file, word))) or 'none'}"
     if not colon or not name.isidentifier():
-        what = f"{name!r} is no name" if name else f"{word!r} names a file, but no function or trainer in it"
+        if name:
+            what = f"{name!r} is no name"
+        else:
+            what = f"{word!r} names a file, but no function or trainer in it"
         raise ConfigError(what, word, f"{form}; {offered}")
     return NamedTrainer(word, file.resolve(), name, offered)
 
@@ -76,7 +79,10 @@ def _read(file: Path, where: str) -> ast.Module:
     try:
         return ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        if isinstance(error, SyntaxError) and error.lineno:
+            line = f", line {error.lineno}"
+        else:
+            line = ""
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         cure = f"correct it; python {file} shows the place"
         raise ConfigError(f"{file.name}{line}: {said}", where, cure) from None
@@ -154,7 +160,8 @@ def _never_training() -> Iterator[None]:
         cure = f"name a function that returns the trainer before it trains, or {_GUARD}"
         raise ConfigError(what, f"{Path(caller.filename).name}, line {caller.lineno}", cure)
 
-    train, Trainer.train = Trainer.train, refuse
+    train = Trainer.train
+    Trainer.train = refuse
     try:
         yield
     finally:
@@ -187,9 +194,10 @@ Work = Callable[..., None]
 
 
 def run_apart(work: Work, *arguments: object) -> object:
-    """Call ``work(*arguments, say)``, a function of a module, in a process of its own, and return what it
-    says last, after a :class:`Stage` before each step. All processes of its session are killed in the end.
-    What it prints goes to stderr; an RlsyncError that it raises is raised here.
+    """Call ``work(*arguments, say)``, a function of a module, in a process of its own.
+
+    Returns what it says last, after a :class:`Stage` before each step. All processes of its session are
+    killed in the end. What it prints goes to stderr; an RlsyncError that it raises is raised here.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -217,7 +225,10 @@ def _hear(pipe: Connection, process: SpawnProcess, stage: Stage) -> object:
             stage = said
     except EOFError:
         process.join(_SHUTDOWN_TIMEOUT_S)
-        how = "without a word" if process.exitcode is None else ending(process.exitcode)
+        if process.exitcode is None:
+            how = "without a word"
+        else:
+            how = ending(process.exitcode)
         return Failed(f"{stage.name}: its process ended, {how}", "look for its own error above")
     return Failed(f"{stage.name} took more than {stage.limit_s:g} s", stage.cure)
 

@@ -19,7 +19,8 @@ from rlsync.runs.recipes.run_files import STATISTICS, RunStatistics
 
 def watch(run: Path) -> int:
     """Show a run until it has ended, then tell how. Returns 0 if it ended well, else 1."""
-    console, view = Console(), View(run)
+    console = Console()
+    view = View(run)
     redrawn = console.is_terminal and not console.is_dumb_terminal
     live = Live(console=console, auto_refresh=False) if redrawn else None
     with live or nullcontext():
@@ -32,7 +33,9 @@ def watch(run: Path) -> int:
                 live.update(Group(Text(learner), Text(rows, no_wrap=True, overflow="ellipsis")), refresh=True)
             time.sleep(PLAIN_EVERY_S if live is None else EVERY_S)
     print(printable(found.told))
-    return 0 if found.ended is not None and found.ended.status == 0 else 1
+    if found.ended is not None and found.ended.status == 0:
+        return 0
+    return 1
 
 
 class View:
@@ -46,7 +49,10 @@ class View:
         if found.agents:
             return found.told
         statistics = found.statistics
-        learner, rates = ("no batch yet", {}) if statistics is None else self._learner(statistics)
+        learner = "no batch yet"
+        rates: dict[str, float] = {}
+        if statistics is not None:
+            learner, rates = self._learner(statistics)
         lines = [f"learner  {learner}"]
         if not found.workers:
             return "\n".join([*lines, found.told.splitlines()[0]])
@@ -54,7 +60,10 @@ class View:
             rates = {}  # on a cluster the workers of each node are numbered from 0
         lines.append("worker       pid    state  version   lag  frames/s       age")
         for worker in found.workers:
-            rate = rates.get(str(worker.reader)) if worker.state == "running" else None
+            if worker.state == "running":
+                rate = rates.get(str(worker.reader))
+            else:
+                rate = None
             lines.append(
                 f"{worker.reader:>6}{worker.pid:>10}{worker.state:>9}{worker.adopted_version:>9}"
                 f"{worker.lag_versions:>6}{'-' if rate is None else format(rate, ',.0f'):>10}"
@@ -69,13 +78,17 @@ class View:
             newest.clear()  # another life of the run
         if not newest or now != newest[-1]:
             newest.append(now)
-        first, made = newest[0], Counter(now.frames_by_worker or {})
+        first = newest[0]
+        made = Counter(now.frames_by_worker or {})
         seconds = now.seconds
         if first is not newest[-1]:
             made.subtract(first.frames_by_worker or {})
             seconds -= first.seconds
             now = replace(now, frames_per_s=(now.frames - first.frames) / seconds)
         age_s = time.time() - self._file.stat().st_mtime
-        pace = "" if now.updates_per_frame is None else f"  updates/frame {now.updates_per_frame:.3g}"
+        if now.updates_per_frame is None:
+            pace = ""
+        else:
+            pace = f"  updates/frame {now.updates_per_frame:.3g}"
         rates = {worker: made[worker] / seconds for worker in made}
         return f"{now.progress()}{pace}  {age_s:.0f} s ago", rates

@@ -54,7 +54,8 @@ def read(arguments: list[str]) -> CommandLine:
     parser = _parser()
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
-        option, bare = unknown[0].partition("=")[0], unknown[0].lstrip("-")
+        option = unknown[0].partition("=")[0]
+        bare = unknown[0].lstrip("-")
         near = nearest_name(option, (name for action in parser._actions for name in action.option_strings))
         if bare.partition("=")[0] in {each.name for each in fields(own_hydra.settings.Config)}:
             near = ""
@@ -76,7 +77,10 @@ def read(arguments: list[str]) -> CommandLine:
         overrides = _with_search_path(overrides, own)
         words = [str(o.input_line) for o in overrides]
         sweeps = flags.multirun or _SWEEP in words
-        jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
+        if sweeps:
+            jobs = _swept(overrides, errors)
+        else:
+            jobs = [_single(overrides, errors)]
     flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
     all_jobs = tuple(map(tuple, jobs))
     found = (tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors))
@@ -143,7 +147,8 @@ def spelled(word: str) -> str:
 def _single(overrides: list[Override], errors: list[ConfigError]) -> list[str]:
     for override in overrides:
         if override.is_sweep_override():
-            key, values = override.get_key_element(), override.get_value_string()
+            key = override.get_key_element()
+            values = override.get_value_string()
             cure = f"add -m to run them all, or write {key}=[{values}] for a list"
             errors.append(ConfigError(f"{key} has several values", f"override {override.input_line}", cure))
     return [str(o.input_line) for o in overrides if not o.is_sweep_override()]

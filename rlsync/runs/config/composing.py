@@ -144,27 +144,37 @@ def _added(
 def _fitting(
     choices: Choices, env: DictConfig, env_id: str, options: Collection[str], own: Path | None
 ) -> str | None:
-    """The tuned settings that fit, or None: named ``RECIPE_ENV`` where the id is that of the file
-    ``env/ENV``, else ``RECIPE_KIND`` by :attr:`EnvConfig.kind`. An environment and its picture have one id,
-    and are different tasks: files for pictures have names that begin with ``rendered``.
+    """The tuned settings that fit, or None.
+
+    They are named ``RECIPE_ENV`` where the id is that of the file ``env/ENV``, else ``RECIPE_KIND`` by
+    :attr:`EnvConfig.kind`. An environment and its picture have one id, and are different tasks: files for
+    pictures have names that begin with ``rendered``.
     """
     files = {file.name: file.path for file in shipped.groups(own).get(ENV, [])}
 
     def id_of(name: str) -> str:
-        return str(OmegaConf.select(OmegaConf.load(files[name]), "id", default="")) if name in files else ""
+        if name in files:
+            return str(OmegaConf.select(OmegaConf.load(files[name]), "id", default=""))
+        return ""
 
-    recipe, chosen = choices.get(RECIPE), choices.get(ENV)
+    recipe = choices.get(RECIPE)
+    chosen = choices.get(ENV)
     if chosen and f"{recipe}_{chosen}" in options and id_of(chosen) in ("", env_id):
         return f"{recipe}_{chosen}"
     settings = OmegaConf.get_type(env)
-    kind = settings.kind if isinstance(settings, type) and issubclass(settings, EnvConfig) else ""
+    if isinstance(settings, type) and issubclass(settings, EnvConfig):
+        kind = settings.kind
+    else:
+        kind = ""
     for option in options:
         name = option.removeprefix(f"{recipe}_")
         alike = name.startswith(RenderedConfig.kind) == (kind == RenderedConfig.kind)
         if name != option and env_id and alike and id_of(name) == env_id:
             return option
     general = f"{recipe}_{kind}"
-    return general if general in options else None
+    if general in options:
+        return general
+    return None
 
 
 def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
@@ -180,10 +190,14 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     else:
         about = tuned.description()
         origin += f" with {tuned}" + (f" ({about})" if about else "")
-    goal, ends = recipe.goal(), f"after {recipe.total_frames:,} frames"
+    goal = recipe.goal()
+    ends = f"after {recipe.total_frames:,} frames"
     ends = f"{goal}, or {ends}" if goal else f"{ends}; no target return is set"
     where = "" if config.cluster.here else " on each node"
-    workers = "none" if config.in_process else f"{config.workers_per_node}{where}"
+    if config.in_process:
+        workers = "none"
+    else:
+        workers = f"{config.workers_per_node}{where}"
     return {
         "settings": origin,
         "plays": config.env.facts(),
@@ -193,8 +207,10 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
 
 
 def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: list[Override]) -> list[str]:
-    """The overrides with which Hydra composes on top of the run before: groups that the line does not name
-    get the option ``_resumed_run_``, and one more brings in what belongs to no group, and what can change.
+    """The overrides with which Hydra composes on top of the run before.
+
+    Groups that the line does not name get the option ``_resumed_run_``, and one more brings in what belongs
+    to no group, and what can change.
     """
     had = own_hydra.writable(before)
     chosen = {key_of(word): word for word in overrides if isinstance(word.value(), str)}
@@ -217,7 +233,11 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
     for group in (RECIPE, *_TOLD_BY):
         if group not in chosen:
             own_hydra.store(group, BEFORE, had[group])
-            sign = "" if group in choices else "+"  # a primary config of the user's may lack the group
+            # a primary config of the user's may lack the group
+            if group in choices:
+                sign = ""
+            else:
+                sign = "+"
             words.append(f"{sign}{group}={BEFORE}")
         same = group not in chosen or group == RECIPE
         if same or base[group][_TOLD_BY[group]] in ("", had[group][_TOLD_BY[group]]):
@@ -243,14 +263,17 @@ def file_before(folder: Path) -> Path | None:
     file = None if checkpoint is None else checkpoint.parent / RESOLVED
     if (folder / AGENTS).is_dir():
         file = folder / RESOLVED
-    return file if file is not None and file.is_file() else None
+    if file is not None and file.is_file():
+        return file
+    return None
 
 
 def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None) -> Config:
-    """The config in a run's ``config.yaml``; keys newer than the run get their defaults, and bounds are not
-    checked. What an earlier rlsync called the kind of its collector is a lag now; ConfigError where a run
-    cannot go on as it was. A recipe that lies beside a folder of the user's is imported from there: if this
-    user did not start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
+    """The config in a run's ``config.yaml``; keys newer than the run get their defaults.
+
+    Bounds are not checked. What an earlier rlsync called the kind of its collector is a lag now; ConfigError
+    where a run cannot go on as it was. A recipe that lies beside a folder of the user's is imported from
+    there: if this user did not start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
     """
     found = trust.config_in(file)
     try:
@@ -292,7 +315,8 @@ def _take_lag_for_kind(found: Any, file: Path) -> None:
     collector = OmegaConf.select(found, "collector")
     if not isinstance(collector, DictConfig):
         return
-    kind, transport = collector.get("kind"), collector.get("transport")
+    kind = collector.get("kind")
+    transport = collector.get("transport")
     if transport not in (None, "board"):
         what = f"workers of a recipe get their weights from a board, and no more by {transport}"
         cure = "start anew, without collector.transport; collectors of your own take any WeightSyncScheme"

@@ -77,7 +77,8 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     if own is not None:
         look_beside(own)
         wanted |= named_in(own)
-    found, failed = {}, {}
+    found = {}
+    failed = {}
     for file, (name, at) in wanted.items():
         try:
             kind: type = registry.recipe_named(name, at=at).settings
@@ -220,8 +221,9 @@ def options(group: str, config_name: str, own: Sequence[str]) -> list[str]:
 
 @contextmanager
 def stumbles(over: str = "this") -> Iterator[None]:
-    """Around what Hydra and OmegaConf do by themselves: they check some words by assertions, and stumble over
-    others. Then, too, HydraException is raised.
+    """Around what Hydra and OmegaConf do by themselves: whatever they raise is HydraException.
+
+    They check some words by assertions, and stumble over others.
     """
     try:
         yield

@@ -44,10 +44,16 @@ class ConfigKey:
         """Type, range and default in one line; empty for a section."""
         if self.is_section:
             return ""
-        value = self.value if isinstance(self.value, str) and self.value else json.dumps(self.value)
+        if isinstance(self.value, str) and self.value:
+            value = self.value
+        else:
+            value = json.dumps(self.value)
         accepts = self.accepts
         if not accepts.startswith("one of"):
-            accepts = f"{self.type}, {accepts.removeprefix('a number ')}" if accepts else self.type
+            if accepts:
+                accepts = f"{self.type}, {accepts.removeprefix('a number ')}"
+            else:
+                accepts = self.type
         return f"{accepts}; default {value}"
 
 
@@ -74,7 +80,8 @@ def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
 
 def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[ConfigKey]:
     for spec in fields(config):
-        name, value = prefix + spec.name, getattr(config, spec.name)
+        name = prefix + spec.name
+        value = getattr(config, spec.name)
         comment = comments.get(name, "")
         if spec.name.startswith("_"):
             continue
@@ -90,12 +97,17 @@ def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[Config
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value
 
 
 def _in_words(annotation: Any) -> str:
     """A field's type, as text: ``list[int] | None`` is "list of whole number or null"."""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if isinstance(annotation, str):
+        text = annotation
+    else:
+        text = inspect.formatannotation(annotation)
     parts = text.split(" | ")
     return " or ".join(_word(part) for part in parts if not (part == "int" and "float" in parts))
 
@@ -142,7 +154,8 @@ def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
     for line in file.read_text().splitlines():
         words = line.strip()
         if not words:
-            block, ended = [], False
+            block = []
+            ended = False
         elif words.startswith("#"):
             block = [*([] if ended else block), words.removeprefix("#").removeprefix(" ")]
             ended = False
@@ -151,7 +164,10 @@ def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
             above = [section for section in above if section[0] < indent]
             key = ".".join([*(name for _, name in above), match["key"]])
             _, behind, own = (match["value"] or "").partition(" # ")
-            found[prefix + key] = own if behind else "\n".join(block).strip("\n")
+            if behind:
+                found[prefix + key] = own
+            else:
+                found[prefix + key] = "\n".join(block).strip("\n")
             ended = True
             if not match["value"]:
                 above.append((indent, match["key"]))

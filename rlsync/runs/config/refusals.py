@@ -75,7 +75,9 @@ def key_of(override: Override) -> str:
 
 def of_option(override: Override, offers: list[str], bad: Mapping[str, ConfigError]) -> Iterator[ConfigError]:
     """What is wrong with an override that chooses an option, or a ``bad`` recipe; Hydra ignores some."""
-    group, option, line = key_of(override), str(override.value()), str(override.input_line)
+    group = key_of(override)
+    option = str(override.value())
+    line = str(override.input_line)
     if override.is_delete():
         if group == RECIPE:
             yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
@@ -97,13 +99,17 @@ def of_option(override: Override, offers: list[str], bad: Mapping[str, ConfigErr
 
 def of_key(override: Override, known: list[str], groups: Collection[str]) -> Iterator[ConfigError]:
     """What is wrong with the key that an override names, where ``known`` are all keys that there are."""
-    key, line = key_of(override), str(override.input_line)
+    key = key_of(override)
+    line = str(override.input_line)
     adds = override.is_add() or override.is_force_add()
     where = f"override {line}"
     below_free = key.startswith(tuple(f"{above}." for above in FREE_FORM))
     if below_free or (key in FREE_FORM and override.value()):
         if not adds and (key in FREE_FORM or key not in known):
-            what = f"{key} is empty" if key in FREE_FORM else f"unknown key {key!r}"
+            if key in FREE_FORM:
+                what = f"{key} is empty"
+            else:
+                what = f"unknown key {key!r}"
             near = did_you_mean(nearest(key, known))
             yield ConfigError(what, where, f"{near}an argument that is new here is added: write +{line}")
     elif above := _list_above(key, known):
@@ -112,7 +118,10 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
         near = did_you_mean(nearest(key, [*known, *groups]))
         yield ConfigError(f"unknown key {key!r}", where, GONE.get(key) or near + _beside(key, known))
     elif override.is_delete():
-        cure = _all_entries(key) if key.rpartition(".")[2].isdigit() else f"give it a value; {SEE_ALL}"
+        if key.rpartition(".")[2].isdigit():
+            cure = _all_entries(key)
+        else:
+            cure = f"give it a value; {SEE_ALL}"
         yield ConfigError(f"{key} cannot be left out", where, cure)
 
 
@@ -131,13 +140,17 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     raise_interrupt(error)
     if isinstance(error, YAMLError):
         mark = getattr(error, "problem_mark", None)
-        where = "a YAML file of the configuration" if mark is None else f"{mark.name}, line {mark.line + 1}"
+        if mark is None:
+            where = "a YAML file of the configuration"
+        else:
+            where = f"{mark.name}, line {mark.line + 1}"
         what = f"cannot read a YAML file: {getattr(error, 'problem', None) or first_line(error)}"
         return ConfigError(what, where, "correct it; YAML is indented by spaces")
     inner: Any = error.__cause__ or error.__context__
     if not isinstance(inner, OmegaConfBaseException):
         inner = error
-    what, cure = first_line(inner), SEE_ALL
+    what = first_line(inner)
+    cure = SEE_ALL
     if not isinstance(error, HydraException | OmegaConfBaseException):
         what = f"Hydra stopped with {type(error).__name__}: {first_line(error)}".removesuffix(": ")
     if kind := re.search("could not be converted to (Integer|Float)", what):
@@ -153,8 +166,14 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     guilty = max((line for line in words if line in str(error)), key=len, default="")
     key, _, value = guilty.lstrip("+~").partition("=")
     if "ListConfig" in what:
-        cure = _A_MAP if key.startswith("sync.map") else f"a list is written in brackets: {key}=[{value}]"
-    where = f"override {guilty}" if guilty else " ".join(["the configuration with", *words])
+        if key.startswith("sync.map"):
+            cure = _A_MAP
+        else:
+            cure = f"a list is written in brackets: {key}=[{value}]"
+    if guilty:
+        where = f"override {guilty}"
+    else:
+        where = " ".join(["the configuration with", *words])
     return ConfigError(what, where, cure)
 
 
@@ -188,10 +207,14 @@ def nearest(wanted: str, offered: Iterable[str]) -> str:
         other, _, end = name.rpartition(".")
         ratio = difflib.SequenceMatcher(None, last, end).ratio()
         needed = 0.6 if parent in ("", other) else 0.85
-        return ratio + (parent == other) / 10 if ratio >= needed else 0.0
+        if ratio >= needed:
+            return ratio + (parent == other) / 10
+        return 0.0
 
     best = max(offered, key=closeness, default="")
-    return best if best and closeness(best) else ""
+    if best and closeness(best):
+        return best
+    return ""
 
 
 def _beside(key: str, known: Collection[str]) -> str:
@@ -201,7 +224,9 @@ def _beside(key: str, known: Collection[str]) -> str:
         return _A_MAP
     split = (name.rpartition(".") for name in sorted(known))
     names = [last for other, _, last in split if parent and other == parent]
-    return f"{parent} has: {', '.join(names)}" if names else SEE_ALL
+    if names:
+        return f"{parent} has: {', '.join(names)}"
+    return SEE_ALL
 
 
 def _list_above(key: str, known: Collection[str]) -> str:

@@ -10,7 +10,10 @@ import rlsync
 from rlsync.core.errors import ConfigError
 from rlsync.runs.recipes.registry import installed_config_folders
 
-RECIPE, ENV, TUNED, CLUSTER = "recipe", "env", "tuned", "cluster"
+RECIPE = "recipe"
+ENV = "env"
+TUNED = "tuned"
+CLUSTER = "cluster"
 
 
 def config_dir() -> Path:

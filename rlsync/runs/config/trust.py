@@ -65,7 +65,8 @@ def claim(run: Path, trusted: bool) -> None:
 
 def is_mine(run: Path) -> bool:
     try:
-        number, at = (run / STARTED).read_text(), run.stat()
+        number = (run / STARTED).read_text()
+        at = run.stat()
         if at.st_uid != os.getuid() or not re.fullmatch("[0-9a-f]{32}", number):
             return False
         return (_state_folder() / number).read_text().partition(" ")[0] == str(at.st_ino)

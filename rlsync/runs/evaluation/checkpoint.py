@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rlsync.runs.actors.player import Player
 
 #: Components of a recipe's checkpoint: the policy's weights, and what SyncWeights counts.
-_POLICY, _SYNC = "policy", "trainer_module.sync_weights"
+_POLICY = "policy"
+_SYNC = "trainer_module.sync_weights"
 COMPONENTS = (_POLICY, _SYNC)  #: those that :func:`load` reads
 
 
@@ -43,7 +44,10 @@ class Trained:
     frames: int  # collected until then
 
     def __str__(self) -> str:
-        ahead = f" + {self.unpublished_steps} optimizer steps" if self.unpublished_steps else ""
+        if self.unpublished_steps:
+            ahead = f" + {self.unpublished_steps} optimizer steps"
+        else:
+            ahead = ""
         return f"version {self.version}{ahead}  frames {self.frames:,}"
 
 
@@ -59,7 +63,8 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
         raise ConfigError(what, str(checkpoint), cure) from error
     found = counters.state
     steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
-    version, steps = int(found["version"]), int(found["optim_steps"])
+    version = int(found["version"])
+    steps = int(found["optim_steps"])
     return Trained(version, steps - steps_at.get(version, 0), int(found["frames"]))
 
 

@@ -40,7 +40,9 @@ _log = logging.getLogger(__name__)
 
 _LEAVE_WITHIN_S = 5.0
 
-_TELL_AFTER_S, _TELL_EVERY_S = 2.0, 30.0  #: when a wait at the end of a run says what it waits for
+#: when a wait at the end of a run says what it waits for
+_TELL_AFTER_S = 2.0
+_TELL_EVERY_S = 30.0
 
 _LOOK_EVERY_S = 1.0  #: whether the process gives signs of life
 
@@ -74,7 +76,10 @@ class Evaluator(TrainerHookBase):
         #: Why there are no evaluations any more, though the run goes on, or went on; empty: there are.
         self.failure = ""
         self.evaluations()  # an unreadable file is refused before anything runs
-        self._env = job.env.id if isinstance(job.env, GymnasiumEnvs) else str(job.env)
+        if isinstance(job.env, GymnasiumEnvs):
+            self._env = job.env.id
+        else:
+            self._env = str(job.env)
         self._silence = Silence(silent_timeout_s)
         self._board = BoardWatch(*job.board.open())
         self._look_at = 0.0
@@ -101,7 +106,9 @@ class Evaluator(TrainerHookBase):
         """Oldest first."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size != self._read_bytes:  # else nothing was written since
-            self._read_bytes, self._evaluations = size, read_evaluations(self._file)
+            evaluations = read_evaluations(self._file)
+        self._read_bytes = size
+        self._evaluations = evaluations
         return list(self._evaluations)
 
     def close(self) -> None:
@@ -146,7 +153,8 @@ class Evaluator(TrainerHookBase):
 
     def _look_at_results(self) -> dict[str, Any] | None:
         evaluations = self.evaluations()
-        new, self._logged = evaluations[self._logged :], len(evaluations)
+        new = evaluations[self._logged :]
+        self._logged = len(evaluations)
         if not new:
             return None
         for result in new:
@@ -156,8 +164,9 @@ class Evaluator(TrainerHookBase):
         return {"eval/version": new[-1].version, "eval/return": new[-1].return_mean}
 
     def _look_at_process(self, trainer: Trainer) -> None:
-        """If the process has ended, or gives no sign of life, raise an error where the run's end depends on
-        it, else note it.
+        """Look whether the process has ended, or gives no sign of life.
+
+        Raise an error where the run's end depends on it, else note it.
         """
         if self._over:
             return
@@ -176,7 +185,10 @@ class Evaluator(TrainerHookBase):
             error.where += f"; it judges recipe.target_return={self.target:g}"
             raise error
         evaluated = self.evaluations()
-        after = f"after version {evaluated[-1].version}" if evaluated else "at all"
+        if evaluated:
+            after = f"after version {evaluated[-1].version}"
+        else:
+            after = "at all"
         self.failure = f"no evaluation {after}: {error.what}"
         _log.error("%s\n  where  %s\n  cure   %s", self.failure, error.where, error.cure)
 
@@ -256,7 +268,9 @@ def board_of(collector: BaseCollector) -> BoardHandle | None:
         return collector.board_here()
     endpoint = endpoint_of(collector)
     handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
-    return handle if isinstance(handle, BoardHandle) else None
+    if isinstance(handle, BoardHandle):
+        return handle
+    return None
 
 
 def evaluations_ended(trainer: Trainer) -> str | None:

@@ -28,7 +28,8 @@ from rlsync.runs.evaluation.policy import Policy
 OBSERVATIONS = 1000  #: how many observations a file is compared on
 
 #: Largest difference between numbers of the file and of the original, relative and absolute.
-_RELATIVE, _ABSOLUTE = 1e-4, 1e-5
+_RELATIVE = 1e-4
+_ABSOLUTE = 1e-5
 
 #: The name of the metadata in a .pt2; the other formats have a place of their own for them.
 PT2_METADATA = "rlsync.json"
@@ -39,7 +40,8 @@ Act = Callable[..., Any]  # as Policy.forward
 def check_file(file: Path) -> None:
     """Raise ConfigError for a file that cannot be written, before anything is loaded."""
     if file.suffix not in FORMATS:
-        what, known = f"a policy cannot be written as {file.suffix!r}", ", ".join(FORMATS)
+        what = f"a policy cannot be written as {file.suffix!r}"
+        known = ", ".join(FORMATS)
         raise ConfigError(what, str(file), f"name one of {known}")
     for name in FORMATS[file.suffix][1]:
         if not has_package(name):
@@ -94,13 +96,16 @@ def _pt2(policy: Policy) -> tuple[bytes, Act]:
 
 
 def _program(policy: Policy) -> torch.export.ExportedProgram:
-    player, any_number = policy.player, {0: torch.export.Dim("batch")}
+    player = policy.player
+    any_number = {0: torch.export.Dim("batch")}
     rows = 2  # torch.export takes a single row for a constant
-    shape, dtype = (rows, *player.observation_shape), player.observation_dtype
+    shape = (rows, *player.observation_shape)
+    dtype = player.observation_dtype
     given: tuple[Any, ...] = (torch.zeros(shape, dtype=dtype, device="cpu"),)
     shapes: tuple[Any, ...] = (any_number,)
     if policy.memory:
-        given, shapes = (*given, policy.begin(rows)), (*shapes, dict.fromkeys(policy.memory, any_number))
+        given = (*given, policy.begin(rows))
+        shapes = (*shapes, dict.fromkeys(policy.memory, any_number))
     return torch.export.export(policy, given, dynamic_shapes=shapes, strict=False)
 
 
@@ -119,7 +124,9 @@ def _onnx(policy: Policy) -> tuple[bytes, Act]:
     def act(observation: Tensor, state: State | None = None) -> Any:
         feed = {name: value.numpy() for name, value in ({"observation": observation} | (state or {})).items()}
         action, *after = map(torch.from_numpy, session.run(outputs, feed))
-        return (action, dict(zip(policy.memory, after, strict=True))) if after else action
+        if after:
+            return (action, dict(zip(policy.memory, after, strict=True)))
+        return action
 
     return data, act
 
@@ -136,23 +143,29 @@ def _outputs(act: Act, seed: int, observation: Tensor, state: State) -> dict[str
     """What comes of an act where torch's random numbers begin with a seed: the action, and a state."""
     with torch.no_grad(), torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        out = act(observation, {n: it.clone() for n, it in state.items()}) if state else act(observation)
+        if state:
+            out = act(observation, {n: it.clone() for n, it in state.items()})
+        else:
+            out = act(observation)
     action, after = out if state else (out, {})
     return {"action": action, **after}
 
 
 def _draws(policy: Policy, envs: Envs) -> bool:
     """Whether what a greedy policy does depends on random numbers."""
-    seen, state = envs.reset(0), policy.begin(envs.num_envs)
+    seen = envs.reset(0)
+    state = policy.begin(envs.num_envs)
     one, other = (_outputs(policy, seed, seen, state) for seed in (0, 1))
     return any(not torch.equal(one[name], other[name]) for name in one)
 
 
 def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
     """The largest difference of outputs in the policy's own episodes, and how many observations differ."""
-    apart, wrong = 0.0, 0
+    apart = 0.0
+    wrong = 0
     dtype = policy.player.observation_dtype  # which the file's metadata name; environments may have another
-    observation, state = envs.reset(0).to(dtype), policy.begin(envs.num_envs)
+    observation = envs.reset(0).to(dtype)
+    state = policy.begin(envs.num_envs)
     for at in range(OBSERVATIONS // envs.num_envs):
         want, got = (_outputs(each, at, observation, state) for each in (policy, act))
         same = torch.ones(envs.num_envs, dtype=torch.bool, device="cpu")

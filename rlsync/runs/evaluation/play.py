@@ -78,14 +78,16 @@ class Score:
         length = statistics.fmean(episode.length for episode in played)
         if not math.isfinite(sum(returns)):
             return cls(len(played), math.nan, math.nan, math.nan, math.nan, length)
-        mean, deviation = statistics.fmean(returns), statistics.pstdev(returns)
+        mean = statistics.fmean(returns)
+        deviation = statistics.pstdev(returns)
         return cls(len(played), mean, deviation, min(returns), max(returns), length)
 
     @property
     def rank(self) -> float:
-        """The mean return less its standard error, which one episode does not have: a version that was lucky
-        in few or widely spread episodes does not replace one that is known to be good. One without a mean is
-        the last.
+        """The mean return less its standard error, which one episode does not have.
+
+        A version that was lucky in few or widely spread episodes does not replace one that is known to be
+        good. One without a mean is the last.
         """
         if math.isnan(self.return_mean):
             return -math.inf
@@ -129,7 +131,8 @@ class _Waited:
 
     def step(self, longest: int, *, ended: bool) -> None:
         """Count a step, after which the longest episode has so many; RlsyncError: it was the last one."""
-        patience, now = self._patience, time.monotonic()
+        patience = self._patience
+        now = time.monotonic()
         patience.sign_of_life()
         # A process that was stopped meanwhile, or a machine that was suspended, has not played all that time.
         self._counted_s += min(now - self._looked_at, patience.seconds * _COUNTED_IN_ONE_STEP)
@@ -186,7 +189,8 @@ def play(
         state = acted.state
         envs.send(acted.action)
         answer = envs.recv()
-        observation, reward = answer.observation, answer.reward
+        observation = answer.observation
+        reward = answer.reward
         is_init = answer.terminated | answer.truncated
         total += reward
         length += 1
@@ -195,15 +199,18 @@ def play(
             if left[env]:
                 left[env] -= 1
                 ended.append(Episode(float(total[env]), int(length[env])))
-            total[env], length[env] = 0.0, 0
+            total[env] = 0.0
+            length[env] = 0
         owed = [steps for steps, more in zip(length.tolist(), left, strict=True) if more]
         waited.step(max(owed, default=0), ended=bool(ended))
         yield ended
 
 
 class _Pictures(RenderCollection[Any, Any]):
-    """Keeps each picture until it is asked for. Else the first one of the next episode would replace the last
-    one of this; also in memory, for an environment may draw all of them into one array.
+    """Keeps each picture until it is asked for.
+
+    Else the first one of the next episode would replace the last one of this; also in memory, for an
+    environment may draw all of them into one array.
     """
 
     def __init__(self, env: Env[Any, Any]) -> None:
@@ -270,7 +277,8 @@ class FilmedAtari(AleEnvs):
         answer = super().recv()
         seen, reward, terminated, truncated, info = self._shown.ale.recv()
         over = bool(terminated[0] or truncated[0])
-        here, on_film = (float(answer.reward[0]), bool(answer.over[0])), (float(reward[0]), over)
+        here = (float(answer.reward[0]), bool(answer.over[0]))
+        on_film = (float(reward[0]), over)
         if here != on_film:
             what = f"the game and its film differ: reward and end {here}, on film {on_film}"
             cure = "leave the video out: --no-video"
@@ -327,7 +335,8 @@ class Film:
     frames: int
 
     def __str__(self) -> str:
-        steps, (total, length) = self.frames - 1, (self.episode.total, self.episode.length)
+        steps = self.frames - 1
+        (total, length) = (self.episode.total, self.episode.length)
         cut = "" if steps == length else f"; the first {steps} steps of it"
         return f"{self.file}: one more episode, return {total:.1f}, length {length}{cut}"
 
@@ -360,7 +369,8 @@ def film(
 ) -> Film:
     """Play one episode, and write it, whole or not at all, into a file that :func:`check_file` accepts."""
     episodes: list[Episode] = []
-    frames, gif = 0, file.suffix.lower() == ".gif"
+    frames = 0
+    gif = file.suffix.lower() == ".gif"
 
     def write(beside: Path) -> None:
         nonlocal frames
@@ -388,4 +398,6 @@ def _narrowed(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     from PIL import Image
 
     times = -(-frame.shape[1] // GIF_WIDTH)
-    return frame if times == 1 else np.asarray(Image.fromarray(frame).reduce(times))
+    if times == 1:
+        return frame
+    return np.asarray(Image.fromarray(frame).reduce(times))

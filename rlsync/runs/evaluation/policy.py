@@ -43,7 +43,10 @@ class Policy(nn.Module):
         origin: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self.player, self.trained, self.actions, self.greedy = acting.player, trained, actions, greedy
+        self.player = acting.player
+        self.trained = trained
+        self.actions = actions
+        self.greedy = greedy
         self.env = acting.env  #: in which it was trained
         self.network = acting.weights
         self.others = nn.ModuleList(m for m in self.player.modules.values() if m is not self.network)
@@ -111,7 +114,9 @@ class Policy(nn.Module):
         action = self.actions.sent(acted.action)
         action = action.squeeze(0) if alone else action
         after = acted.state | ours
-        return (action, {name: after[name] for name in self.memory}) if self.memory else action
+        if self.memory:
+            return (action, {name: after[name] for name in self.memory})
+        return action
 
     def metadata(self) -> dict[str, str]:
         """What a file of it says of itself: version, digest, spaces, state, and the run's config."""

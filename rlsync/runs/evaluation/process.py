@@ -97,7 +97,8 @@ class Words:
 
 
 #: The first step was made; and, after the learner has asked for the last evaluation, that one was written.
-PLAYS, DONE = Words("it plays"), Words("it is done")
+PLAYS = Words("it plays")
+DONE = Words("it is done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,9 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
 
 
 def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
-    """What the process runs: adopt, play, write, until the learner is gone; or, once it has said that this is
-    the last one, until the newest version is evaluated.
+    """What the process runs: adopt, play, write, until the learner is gone.
+
+    Once it has said that this is the last one, until the newest version is evaluated.
     """
     prepare_process()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the learner ends this process with it
@@ -184,7 +186,8 @@ def _evaluate(job: EvaluationJob, learner: Connection) -> None:
     check_fits(job.player, envs, str(job.env))
     # By the run before this one was resumed, too.
     kept = None if job.best is None else best_in(job.best, trusted=True)
-    evaluated, highest = -job.every_versions, -math.inf if kept is None else kept.rank
+    evaluated = -job.every_versions
+    highest = -math.inf if kept is None else kept.rank
     patience = replace(job.patience, sign_of_life=reader.give_sign_of_life)
     films = None
     if job.filming is not None:
@@ -199,7 +202,8 @@ def _evaluate(job: EvaluationJob, learner: Connection) -> None:
                 return
             time.sleep(_LOOK_EVERY_S)
             continue
-        evaluated, started = adopter.adopt(), time.monotonic()
+        evaluated = adopter.adopt()
+        started = time.monotonic()
         played: list[Episode] = []
         for step, ended in enumerate(play(job.player, envs, job.episodes, job.seed, job.device, patience)):
             if step and not plays:

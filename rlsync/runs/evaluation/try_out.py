@@ -31,9 +31,10 @@ def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator
 
 
 def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = _STEPS) -> None:
-    """Make environments and take random actions in them; raises the ConfigError of the first answer that
-    cannot be read, see :mod:`rlsync.runs.actors.envs.answers`, and whatever the environments raise
-    themselves.
+    """Make environments and take random actions in them.
+
+    Raises the ConfigError of the first answer that cannot be read, see
+    :mod:`rlsync.runs.actors.envs.answers`, and whatever the environments raise themselves.
     """
     with closing(make_venv(spec, num_envs, seed)) as envs:
         for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps):

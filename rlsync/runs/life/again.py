@@ -51,5 +51,6 @@ def wanted(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> 
     for number, (life, _) in enumerate(chosen, 1):
         if given.until in {publish.version for publish in life.publishes}:
             return chosen[:number]
-    what, newest = f"no version {given.until} was recorded", chosen[-1][0].publishes[-1].version
+    what = f"no version {given.until} was recorded"
+    newest = chosen[-1][0].publishes[-1].version
     raise ConfigError(what, "--until", f"the newest version is {newest}")

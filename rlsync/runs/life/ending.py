@@ -34,7 +34,8 @@ class Ending:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._how, self._status = "failed", EXIT_FAILED
+        self._how = "failed"
+        self._status = EXIT_FAILED
         self._trainer: Trainer | None = None
         self._sync: SyncWeights | None = None
 
@@ -53,11 +54,13 @@ class Ending:
             ending._written(None)
 
     def watch(self, trainer: Trainer, sync: SyncWeights) -> None:
-        self._trainer, self._sync = trainer, sync
+        self._trainer = trainer
+        self._sync = sync
 
     def reached(self, how: str, status: int) -> int:
         """Note that the run came to an end without an error, and return ``status``."""
-        self._how, self._status = how, status
+        self._how = how
+        self._status = status
         return status
 
     @contextmanager
@@ -84,16 +87,32 @@ class Ending:
         print(told, file=sys.stderr, flush=True)
 
     def _written(self, error: BaseException | None) -> None:
-        how, status, what = self._how, self._status, ""
+        how = self._how
+        status = self._status
+        what = ""
         if isinstance(error, RlsyncError):
-            how, status, what = "failed", exit_status(error), str(error)
+            how = "failed"
+            status = exit_status(error)
+            what = str(error)
         elif error is not None:
-            how, status, what = "failed", EXIT_FAILED, f"{type(error).__name__}: {error}"
-        checkpoint, sync = self._run_dir / CHECKPOINT, self._sync
-        frames = None if self._trainer is None else self._trainer.collected_frames
-        version, run_id = (None, "") if sync is None else (sync.version, sync.ledger.run_id)
+            how = "failed"
+            status = EXIT_FAILED
+            what = f"{type(error).__name__}: {error}"
+        checkpoint = self._run_dir / CHECKPOINT
+        sync = self._sync
+        if self._trainer is None:
+            frames = None
+        else:
+            frames = self._trainer.collected_frames
+        if sync is None:
+            version, run_id = (None, "")
+        else:
+            version, run_id = (sync.version, sync.ledger.run_id)
         left = str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None
-        ended = None if self._trainer is None else evaluations_ended(self._trainer)
+        if self._trainer is None:
+            ended = None
+        else:
+            ended = evaluations_ended(self._trainer)
         Ended(how, at(time.time()), status, frames, version, what, left, run_id, ended).write(self._run_dir)
 
 
@@ -104,9 +123,11 @@ _END = 0  #: in the pipe of signal numbers: there come no more
 
 
 class Interrupts:
-    """Inside :meth:`caught`, :data:`SIGNALS` call the attached stop; a second one kills all, but not SIGHUP,
-    which shell, kernel and systemd may all send. A separate thread watches, so it works while the main thread
-    waits for a worker in a call that Python cannot interrupt.
+    """Calls the attached stop at the first of :data:`SIGNALS`, and kills all at a second one.
+
+    So it is inside :meth:`caught`. SIGHUP never kills: shell, kernel and systemd may all send it. A separate
+    thread watches, so it works while the main thread waits for a worker in a call that Python cannot
+    interrupt.
 
     A signal that the host program handles itself asks for the stop, too, and never kills. Its handler is
     called at the end: then the checkpoint is written that it may want to go on from.
@@ -123,9 +144,10 @@ class Interrupts:
     @classmethod
     @contextmanager
     def caught(cls, parent: Connection | None = None) -> Iterator[Interrupts]:
-        """Inside, the signals are caught; afterwards they do what they did before. If a ``parent`` says
-        anything through its pipe, or dies, that is a first SIGTERM, too. Signals of this process's own are
-        counted apart: a terminal and job schedulers send them to parent and child.
+        """Inside, the signals are caught; afterwards they do what they did before.
+
+        If a ``parent`` says anything through its pipe, or dies, that is a first SIGTERM, too. Signals of this
+        process's own are counted apart: a terminal and job schedulers send them to parent and child.
         """
         it = cls()
         read_fd, write_fd = os.pipe()
@@ -158,8 +180,9 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Processes started inside never receive these signals, because they inherit what this thread blocks:
-        a job scheduler sends SIGTERM to all of a job. Ignoring them would lose one that comes meanwhile.
+        """Processes started inside never receive these signals: they inherit what this thread blocks.
+
+        A job scheduler sends SIGTERM to all of a job. Ignoring them would lose one that comes meanwhile.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         resource_tracker.ensure_running()
@@ -170,21 +193,28 @@ class Interrupts:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def how(self) -> str:
-        return "interrupted" if self.signal == signal.SIGINT else "terminated"
+        if self.signal == signal.SIGINT:
+            return "interrupted"
+        return "terminated"
 
     def exit_status(self) -> int:
         """0, or what shells say of a program that the first signal has ended."""
-        return 0 if self.signal is None else 128 + self.signal
+        if self.signal is None:
+            return 0
+        return 128 + self.signal
 
     def attach(self, stop: Callable[[str], object], within_s: float | None = None) -> None:
         """From now on the first signal asks for this stop, which takes ``within_s`` seconds at most."""
-        self._stop, self._within_s = stop, within_s
+        self._stop = stop
+        self._within_s = within_s
         if self.signal is not None:
             stop("interrupted")
 
     def _watch(self, read_fd: int) -> None:
-        """Read signals from the pipe. Python's C handler writes the number of every signal to it. This thread
-        alone lets those in that a sweep holds back in the processes of its jobs.
+        """Read signals from the pipe.
+
+        Python's C handler writes the number of every signal to it. This thread alone lets those in that a
+        sweep holds back in the processes of its jobs.
         """
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         while numbers := os.read(read_fd, 64):
@@ -195,7 +225,8 @@ class Interrupts:
                     self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        first, self._came = not self._came, True
+        first = not self._came
+        self._came = True
         if number in self._hosts:
             self._for_host[number] = None
         kills = number != signal.SIGHUP and number not in self._hosts
@@ -208,7 +239,10 @@ class Interrupts:
         killing = next(it for it in each if it != signal.SIGHUP and it not in self._hosts)
         again = "Ctrl-C" if killing == signal.SIGINT else killing.name
         drop_unread()  # the terminal may be closed
-        limit = "" if self._within_s is None else f", or in {self._within_s:g} s"
+        if self._within_s is None:
+            limit = ""
+        else:
+            limit = f", or in {self._within_s:g} s"
         told = f"stopping after this iteration{limit}; {again} again kills, without a checkpoint"
         os.write(2, f"\n{told}\n".encode())
         self._stop("interrupted")

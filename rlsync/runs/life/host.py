@@ -1,5 +1,6 @@
-"""Who runs ``rlsync train``: a shell, a program that calls it, or the launcher of a sweep, which may start
-processes for the jobs.
+"""Who runs ``rlsync train``: a shell, a program, or the launcher of a sweep.
+
+A launcher may start processes for the jobs.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class JobFailed(RlsyncError):
 
 @dataclass(frozen=True, slots=True)
 class Lifeline:
-    """A pipe that the process of a sweep keeps open while the sweep goes on. Jobs in other processes see when
-    it is closed, also if that process was killed, and end with a checkpoint.
+    """A pipe that the process of a sweep keeps open while the sweep goes on.
+
+    Jobs in other processes see when it is closed, also if that process was killed, and end with a checkpoint.
     """
 
     path: str  # for reading, among the descriptors of that process
@@ -63,9 +65,11 @@ class Lifeline:
 
 @contextmanager
 def sweep_apart() -> Iterator[Lifeline]:
-    """Around a sweep whose launcher starts processes: signals of this process end its jobs in good order, and
-    then this process, by SystemExit. A launcher would kill the jobs at a KeyboardInterrupt here, or when
-    Ctrl-C ends one of its idle processes. So its processes hold signals back, until a run listens to them.
+    """Around a sweep whose launcher starts processes: signals end its jobs in good order.
+
+    Then they end this process, by SystemExit. A launcher would kill the jobs at a KeyboardInterrupt here, or
+    when Ctrl-C ends one of its idle processes. So its processes hold signals back, until a run listens to
+    them.
     """
     reading, writing = os.pipe()
     open_ends = [writing]

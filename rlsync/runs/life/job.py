@@ -57,14 +57,17 @@ class Job:
         """The trainer, its workers started; nothing is checked or probed again."""
         acts = self.recipe.player(self.config, self.spaces, deterministic=True).weights
         trainer = self.recipe.build(self.config, self.spaces, shared=self.shared)
-        device, loss = Run(self.config).device, trainer.loss_module
+        device = Run(self.config).device
+        loss = trainer.loss_module
         kept = getattr(loss, "actor_network", None) or getattr(loss, "value_network", None)
         elsewhere = {str(p.device) for p in loss.parameters() if p.device != device}
         if elsewhere:
-            where, what = "learner.device", f"trains on {', '.join(elsewhere)}, not on {device}"
+            where = "learner.device"
+            what = f"trains on {', '.join(elsewhere)}, not on {device}"
             cure = "let its build() move the networks to run.device before it makes the loss"
         elif kept is not None and set(kept.state_dict()) != set(acts.state_dict()):
-            where, what = "acting", "returned another network there than the one that a checkpoint keeps"
+            where = "acting"
+            what = "returned another network there than the one that a checkpoint keeps"
             cure = "let it return one like the loss module's actor_network, else like its value_network"
         else:
             return trainer
@@ -105,7 +108,9 @@ def examined(
             return None
 
     recipe = tried(lambda: recipe_of(config))
-    spaces, found, before = None, None, None
+    spaces = None
+    found = None
+    before = None
     if recipe is not None and config.env.id:
         spaces = tried(lambda: recipe.probe(config.env))
         if spaces is not None and not errors:
@@ -178,7 +183,11 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
                 continue
             recipe: Any = made.config.recipe
             population = vars(recipe).get("agents", 1) > 1
-            resume = None if population else made.config.resume  # each agent has a checkpoint of its own
+            # each agent has a checkpoint of its own
+            if population:
+                resume = None
+            else:
+                resume = made.config.resume
             config = replace(made.config, resume=resume)
             job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
             errors += wrong
@@ -213,7 +222,10 @@ def _agents(
         errors.append(ConfigError(f"{whole.resume} has no agents", f"resume={whole.resume}", cure))
     varied = []
     for key, values in (recipe.vary or {}).items():
-        text = ",".join(map(json.dumps, values)) if isinstance(values, list) else values
+        if isinstance(values, list):
+            text = ",".join(map(json.dumps, values))
+        else:
+            text = values
         each = values_of(parsed(f"recipe.{key}={text}"))
         if len(each) != recipe.agents:
             what = f"recipe.vary has {len(each)} values of {key} for {recipe.agents} agents"
@@ -221,7 +233,10 @@ def _agents(
         varied.append(each)
     own = [word for word in words if not word.startswith(("resume=", "run_dir="))]
     for number in range(0 if errors else recipe.agents):
-        before = None if whole.resume is None else agent_folder(whole.resume, number)
+        if whole.resume is None:
+            before = None
+        else:
+            before = agent_folder(whole.resume, number)
         end = None if before is None else ended(before)
         if end is not None and end.status == 0 and (end.frames or 0) >= recipe.total_frames:
             continue
@@ -231,7 +246,10 @@ def _agents(
         errors += faults
         if made is None:
             continue
-        folder = None if whole.run_dir is None else str(agent_folder(whole.run_dir, number))
+        if whole.run_dir is None:
+            folder = None
+        else:
+            folder = str(agent_folder(whole.run_dir, number))
         alone: Any = replace(made.config.recipe, agents=1, vary=None)  # type: ignore[call-arg]
         agent = replace(made.config, recipe=alone, run_dir=folder, seed=whole.seed + number)
         job, wrong = examined(agent, trusted=line.trusted, config_dir=line.config_dir)
@@ -271,7 +289,10 @@ def jobs_of(line: CommandLine) -> list[Job]:
 
 def words_for_hydra(line: CommandLine, jobs: list[Job]) -> list[str]:
     """The overrides with which Hydra composes the same; in a sweep the user's own and what all jobs add."""
-    added = [word for word in jobs[0].added if all(word in job.added for job in jobs)] if jobs else []
+    if jobs:
+        added = [word for word in jobs[0].added if all(word in job.added for job in jobs)]
+    else:
+        added = []
     if line.sweeps:  # Hydra's own sweeper cannot leave out a group
         added = [word for word in added if not word.startswith("~")]
     words = [*line.overrides, *added]

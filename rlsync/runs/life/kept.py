@@ -54,7 +54,10 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool =
     where = f"run {run}" if asked is None else f"--checkpoint {asked}"
     found = checkpoint_at(folder)
     if found is None:
-        what = f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist"
+        if folder.is_dir():
+            what = f"{folder} holds no checkpoint"
+        else:
+            what = f"{folder} does not exist"
         cure = "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames"
         raise ConfigError(what, where, f"{cure}; rlsync status {run} says how it ended")
     trust.check_checkpoint(found, trusted)
@@ -67,7 +70,8 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool =
 
 def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> None:
     """Refuse a checkpoint of something else: tensors of the same names and shapes would fit."""
-    beside, own = checkpoint.parent / RESOLVED, run / CHECKPOINT
+    beside = checkpoint.parent / RESOLVED
+    own = run / CHECKPOINT
     if beside.is_file():
         written = trust.config_in(beside)
         for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):

@@ -28,7 +28,9 @@ def exit_status(error: RlsyncError) -> int:
     """2 for what the user wrote, 141 for output without a reader, 1 for what went wrong."""
     if isinstance(error, Unread):
         return EXIT_UNREAD
-    return EXIT_USAGE if isinstance(error, ConfigError | SyncMapError) else EXIT_FAILED
+    if isinstance(error, ConfigError | SyncMapError):
+        return EXIT_USAGE
+    return EXIT_FAILED
 
 
 class Unread(RlsyncError):
@@ -70,7 +72,8 @@ def output_read(run: Path = Path()) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
         if by_rich or (isinstance(error, OSError) and 1 in drop_unread()):
-            what, cure = "nobody reads the output any more", "write it to a file, and read that"
+            what = "nobody reads the output any more"
+            cure = "write it to a file, and read that"
             raise Unread(what, "standard output", cure) from error
         told = None if isinstance(error, SystemExit) else refused(error, run)
         if told is None:

@@ -32,8 +32,10 @@ from rlsync.sync.processes import ending as ending_of
 
 
 def train_population(job: Job, parent: Connection | None = None) -> int:
-    """Train a population's agents; returns 0, or 128 and the number of the signal that ended it. WorkerLost,
-    when all others have ended, if an agent was killed or failed. ``parent``: see :class:`Interrupts`.
+    """Train a population's agents; returns 0, or 128 and the number of the signal that ended it.
+
+    WorkerLost, when all others have ended, if an agent was killed or failed. ``parent``: see
+    :class:`Interrupts`.
     """
     from rlsync.runs.recipes.impala.recipe import shared_replay
 

@@ -26,7 +26,8 @@ from rlsync.runs.recipes.settings import Config
 from rlsync.torchrl_plugin.compat import trainers
 
 #: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
-_POLICY, _PROGRESS = "policy", "trainer_state"
+_POLICY = "policy"
+_PROGRESS = "trainer_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,9 @@ def changes(before: Config, now: Config) -> list[Change]:
 
     def differences(before: Any, now: Any, prefix: str) -> Iterator[Change]:
         for spec in fields(now):
-            key, old, new = prefix + spec.name, getattr(before, spec.name), getattr(now, spec.name)
+            key = prefix + spec.name
+            old = getattr(before, spec.name)
+            new = getattr(now, spec.name)
             if is_dataclass(new) and type(old) is type(new):
                 yield from differences(old, new, key + ".")
             elif old != new:
@@ -69,7 +72,8 @@ def changes(before: Config, now: Config) -> list[Change]:
 
 def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
     """What a run cannot resume with: another recipe, or another value of what the checkpoint holds."""
-    old, new = before.recipe.variant(), now.recipe.variant()
+    old = before.recipe.variant()
+    new = now.recipe.variant()
     if old != new:
         what = f"cannot resume a run of {old!r} with the recipe {new!r}"
         yield ConfigError(what, f"resume={now.resume}", f"add recipe={old}, or start anew without resume")
@@ -89,7 +93,10 @@ def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, c
     parts = {name: part for name, part in wanted.items() if name in held}
     try:
         Checkpoint(**parts).load(checkpoint, map_location="cpu")
-        frames = int(progress.state["collected_frames"]) if _PROGRESS in parts else 0
+        if _PROGRESS in parts:
+            frames = int(progress.state["collected_frames"])
+        else:
+            frames = 0
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
         raise _misfit(error, checkpoint, changed) from error
     total = config.recipe.total_frames
@@ -116,7 +123,9 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
 def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None) -> None:
     """Load a checkpoint, and put in again what was ``changed``; None: the run before is unknown."""
     settings = Settings(trainer)
-    logger, trainer.logger = trainer.logger, None  # it keeps file names, and another kind may be asked for
+    # it keeps file names, and another kind may be asked for
+    logger = trainer.logger
+    trainer.logger = None
     try:
         # Before TorchRL gives the weights to the workers: one that cannot take them ends.
         Checkpoint(loss_module=trainer.loss_module).load(checkpoint, map_location="cpu")
@@ -178,7 +187,8 @@ def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
         return
     # A schedule lowers "lr" and keeps the rate that it began with as "initial_lr". Both change in proportion.
     base = "initial_lr" if "initial_lr" in group else "lr"
-    old, new = group[base], fresh.get(base, fresh["lr"])
+    old = group[base]
+    new = fresh.get(base, fresh["lr"])
     if old != new:
         group["lr"] = group["lr"] * (new / old) if old else new
         group[base] = new

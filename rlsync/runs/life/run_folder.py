@@ -60,14 +60,20 @@ class RunFolder:
         if not (path / RESOLVED).is_file():
             lacks = f"it has no {RESOLVED}" if path.is_dir() else "no folder"
             runs = sorted(str(file.parent) for file in path.glob(f"[!.]*/{RESOLVED}"))
-            cure = f"it holds runs, name these: {' '.join(runs)}" if runs else name_it(path)
+            if runs:
+                cure = f"it holds runs, name these: {' '.join(runs)}"
+            else:
+                cure = name_it(path)
             raise ConfigError(f"{path} is not the folder of a run: {lacks}", f"run {path}", cure)
         self.path = path
 
     def describe(self) -> str:
         config = config_in(self.path / RESOLVED)
         recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
-        replay = " with replay" if OmegaConf.select(config, "recipe.replay.ratio") else ""
+        if OmegaConf.select(config, "recipe.replay.ratio"):
+            replay = " with replay"
+        else:
+            replay = ""
         return f"{recipe}{replay} on {env}, seed {seed}"
 
     def metric(self, name: str) -> Curve:
@@ -76,7 +82,10 @@ class RunFolder:
         if file.is_file():
             return _curve(*_numbers([line.split(",") for line in _whole_lines(file)], file))
         if not any((self.path / METRICS).glob("events.out.tfevents.*")):
-            sent = "; its metrics are in wandb" if (self.path / METRICS / "wandb").is_dir() else ""
+            if (self.path / METRICS / "wandb").is_dir():
+                sent = "; its metrics are in wandb"
+            else:
+                sent = ""
             raise NotRecorded(f"no metric {name!r}{sent}")
         if name not in self._events:
             raise NotRecorded(f"no metric {name!r} in the TensorBoard events")

@@ -38,7 +38,10 @@ def name_it(folder: Path) -> str:
 
 
 #: What a run is doing; the first word of what is printed says the same.
-RUNNING, HAS_ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
+RUNNING = "running"
+HAS_ENDED = "ended"
+KILLED = "killed"
+NO_BOARD = "no board"
 
 
 ROOM_BYTES = 16 * 1024  #: what is kept for :class:`Ended`, whose error may have many lines
@@ -64,7 +67,10 @@ class Ended:
     evaluations_ended: str | None = None  # why there were none any more before the end
 
     def __str__(self) -> str:
-        counts = "" if self.frames is None else f"  frames {self.frames:,}  version {self.version}"
+        if self.frames is None:
+            counts = ""
+        else:
+            counts = f"  frames {self.frames:,}  version {self.version}"
         lines = [f"ended {self.at}: {self.how}{counts}"]
         lines += [self.error] if self.error else []
         lines += [self.evaluations_ended] if self.evaluations_ended else []
@@ -72,8 +78,10 @@ class Ended:
         return "\n".join(lines)
 
     def write(self, run: Path) -> None:
-        """Leave this in a run's folder, and take the board's address away: the board is gone. It is written
-        over the bytes that :func:`begin` has put there, so a full disk takes it, also a second time.
+        """Leave this in a run's folder, and take the board's address away: the board is gone.
+
+        It is written over the bytes that :func:`begin` has put there, so a full disk takes it, also a second
+        time.
         """
         room = run / files.ROOM
         with suppress(FileNotFoundError):
@@ -115,7 +123,9 @@ class RunStatus:
 def status_of(run: Path) -> RunStatus:
     if agents := files.agents_in(run):
         return _population(run, agents)
-    found, statistics, schedule = _state_of(run), files.statistics_in(run), run / files.SCHEDULE
+    found = _state_of(run)
+    statistics = files.statistics_in(run)
+    schedule = run / files.SCHEDULE
     told = [found.told, *(() if statistics is None else (str(statistics),))]
     lag = lag_of(run)
     told += [lag] if lag else []
@@ -123,7 +133,9 @@ def status_of(run: Path) -> RunStatus:
         told.append(statistics.evaluations_ended)
     if schedule.is_file():
         told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
-    version = statistics.version if found.version is None and statistics else found.version
+    version = found.version
+    if version is None and statistics is not None:
+        version = statistics.version
     return replace(found, told="\n".join(told), statistics=statistics, version=version, lag=lag)
 
 
@@ -131,16 +143,21 @@ def lag_of(run: Path) -> str:
     """How old the weights are that a run's workers act with, as its config says; empty where it does not."""
     try:
         config = yaml.safe_load((run / files.RESOLVED).read_text())
-        collector, here = config["collector"], config["cluster"]["kind"] == THIS_MACHINE
+        collector = config["collector"]
+        here = config["cluster"]["kind"] == THIS_MACHINE
         return lag_in_words(collector["lag"], in_process=here and collector["num_workers"] == 0)
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):  # another rlsync wrote it
         return ""
 
 
 def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:
-    end, each = ended(run), {number: status_of(folder) for number, folder in agents.items()}
+    end = ended(run)
+    each = {number: status_of(folder) for number, folder in agents.items()}
     states = {found.state for found in each.values()}
-    state = HAS_ENDED if end is not None else RUNNING if states & {RUNNING, NO_BOARD} else KILLED
+    if end is not None:
+        state = HAS_ENDED
+    else:
+        state = RUNNING if states & {RUNNING, NO_BOARD} else KILLED
     told = [str(end)] if end is not None else []
     told += [f"agent {number}: {found.told}" for number, found in each.items()]
     told.append(f"best agent {files.best_agent(run)}")
@@ -149,8 +166,14 @@ def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:
 
 def _state_of(run: Path) -> RunStatus:
     handle = handle_in(run)
-    cluster = ClusterStatus.read(run / files.CLUSTER) if (run / files.CLUSTER).is_file() else None
-    found = _watched(handle) if handle is not None and ended(run) is None else None
+    if (run / files.CLUSTER).is_file():
+        cluster = ClusterStatus.read(run / files.CLUSTER)
+    else:
+        cluster = None
+    if handle is not None and ended(run) is None:
+        found = _watched(handle)
+    else:
+        found = None
     if found is not None:
         return found
     learner = learner_in(run)
@@ -166,7 +189,10 @@ def _state_of(run: Path) -> RunStatus:
         return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
     if learner is not None:
         numbers = files.statistics_in(run)
-        starting = "" if numbers is not None and numbers.frames else "the run is starting, or "
+        if numbers is not None and numbers.frames:
+            starting = ""
+        else:
+            starting = "the run is starting, or "
         why = f"{starting}its workers read no board, so the learner alone can ask them"
         return RunStatus(RUNNING, f"pid {learner} trains: {why}")
     if not (run / files.RESOLVED).is_file():
@@ -208,7 +234,10 @@ def _killed(run: Path) -> str:
     signs = [run / name for name in (*_BEGAN, files.RECEIPTS)]
     signs += [*(run / files.METRICS).rglob("*"), *checkpoint.rglob("*")]
     last_sign = max(file.stat().st_mtime for file in signs if file.exists())
-    left = f"checkpoint {checkpoint}" if checkpoint.is_dir() else "it had written no checkpoint"
+    if checkpoint.is_dir():
+        left = f"checkpoint {checkpoint}"
+    else:
+        left = "it had written no checkpoint"
     return f"killed, or the machine stopped; the run last wrote something {at(last_sign)}\n{left}"
 
 
@@ -250,4 +279,5 @@ def at(timestamp: float) -> str:
 
 
 #: Seconds between two views: on a terminal, where one replaces the other, and elsewhere.
-EVERY_S, PLAIN_EVERY_S = 0.5, 2.0
+EVERY_S = 0.5
+PLAIN_EVERY_S = 2.0

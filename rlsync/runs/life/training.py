@@ -81,7 +81,9 @@ def _live(job: Job, run_dir: Path, interrupts: Interrupts) -> int | None:
             life.train(job, run_dir, ending)
         reason = life.reason()
         status = ending.reached(reason, interrupts.exit_status())
-        return None if reason == LIFE_OVER else status
+        if reason == LIFE_OVER:
+            return None
+        return status
 
 
 def _prepare(trainer: Trainer, job: Job, run_dir: Path) -> None:
@@ -157,7 +159,9 @@ class TrainingLife:
 
     def _way_of_updates(self) -> str:
         stepper = self.trainer.optimization_stepper
-        return stepper.way() if isinstance(stepper, PureStepper) else ""
+        if isinstance(stepper, PureStepper):
+            return stepper.way()
+        return ""
 
     def _batch_done(self, batch: TensorDictBase | None = None) -> None:
         if self._is_over:
@@ -179,7 +183,9 @@ class TrainingLife:
             return self._interrupts.how()
         if self._returns.reached:
             return "target return reached"
-        return LIFE_OVER if self._is_over else "total_frames collected"
+        if self._is_over:
+            return LIFE_OVER
+        return "total_frames collected"
 
     def progress(self) -> str:
         """How far the run is, in a line."""
@@ -205,7 +211,9 @@ class LiveLine:
 
     def __init__(self, life: TrainingLife, console: Console) -> None:
         self._life = life
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(console=console, auto_refresh=False)
         self._every_s = PLAIN_EVERY_S if self._live is None else EVERY_S
         self._next_s = time.monotonic()
         life.trainer.register_op("post_steps_log", self._batch_done)
@@ -265,7 +273,10 @@ def shut_down(trainer: Trainer) -> Iterator[Trainer]:
 def leave_address(trainer: Trainer, run_dir: Path) -> None:
     """Leave the address of the workers' board in the run's folder, if they have one, for `rlsync status`."""
     endpoint = endpoint_of(trainer.collector)
-    handle = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    if isinstance(endpoint, BoardEndpoint):
+        handle = endpoint.publisher.transport.handle
+    else:
+        handle = None
     if isinstance(handle, PlannedHandle):
         handle = handle.board
     if isinstance(handle, BoardHandle):

@@ -51,7 +51,10 @@ class Bound:
         if self.widths:
             return "widths, like [64,64]"
         sign = ">" if self.low_excluded else ">="
-        kind = "a finite number" if self.high_excluded and self.high == float("inf") else "a number"
+        if self.high_excluded and self.high == float("inf"):
+            kind = "a finite number"
+        else:
+            kind = "a number"
         return f"{kind} {sign} {self.low:g}" + (f" and <= {self.high:g}" if self.high < float("inf") else "")
 
 
@@ -112,7 +115,10 @@ def in_optimizer(default: Any, option: str, *, group: int | None = None, optimiz
 
 def learning_rate(default: Any, *, group: int | None = None) -> Any:
     """A field for the learning rate of all parameter groups, or of one."""
-    rate = default if isinstance(default, Field) else above_zero(default, finite=True)
+    if isinstance(default, Field):
+        rate = default
+    else:
+        rate = above_zero(default, finite=True)
     return in_optimizer(rate, "lr", group=group)
 
 
@@ -138,8 +144,9 @@ def values_for(settings: Any, config: Any) -> dict[str, Any]:
 def fields_as_keywords(
     settings: Callable[P, S],
 ) -> Callable[[Callable[[T, N, S], None]], Callable[Concatenate[T, N, P], None]]:
-    """Let callers of a constructor ``(self, first, settings)`` give the fields of ``settings`` by name, as
-    keywords, so that their names and defaults are not written a second time.
+    """Let callers of a constructor give the fields of its settings by name, as keywords.
+
+    The constructor is ``(self, first, settings)``; names and defaults are not written a second time.
     """
 
     def decorate(construct: Callable[[T, N, S], None]) -> Callable[Concatenate[T, N, P], None]:
@@ -160,7 +167,8 @@ def fields_as_keywords(
 def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
     """One error for each field, here or in a nested dataclass, whose value lies outside its bound."""
     for spec in fields(config):
-        key, value = prefix + spec.name, getattr(config, spec.name)
+        key = prefix + spec.name
+        value = getattr(config, spec.name)
         if is_dataclass(value):
             yield from bound_errors(value, key + ".")
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):

@@ -44,12 +44,14 @@ _FORMAT = 1  #: changes when an older rlsync cannot read the manifest any more
 #: A file system puts what many threads wait for on disk at once: 130 files in 50 ms, one by one in 800 ms.
 _SYNCS = 32
 #: What TorchRL writes into a checkpoint, and tensordict into each folder of memory-mapped tensors.
-_TORCHRLS, _TENSORS = "manifest.json", "meta.json"
+_TORCHRLS = "manifest.json"
+_TENSORS = "meta.json"
 
 
 class WholeCheckpoint(StagedCheckpoint):
-    """A checkpoint, on disk with its manifest before it replaces the one before: one is always left. Room for
-    the next one is kept, as far as there is some, and given up when the disk is full.
+    """A checkpoint, on disk with its manifest before it replaces the one before: one is always left.
+
+    Room for the next one is kept, as far as there is some, and given up when the disk is full.
     """
 
     #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
@@ -121,7 +123,10 @@ def _refused(error: Exception, at: Path) -> RlsyncError | None:
     if refusal is None or cure is None:
         return None
     what = f"the checkpoint could not be written: {refusal.strerror}"
-    left = f"; the checkpoint before is whole: resume={at.parent} goes on from it" if at.exists() else ""
+    if at.exists():
+        left = f"; the checkpoint before is whole: resume={at.parent} goes on from it"
+    else:
+        left = ""
     return RlsyncError(what, str(refusal.filename or at.parent), cure + left)
 
 
@@ -158,8 +163,10 @@ def _flush_all(paths: Sequence[Path]) -> None:
 
 
 def _replace(at: Path, new: Path) -> None:
-    """Put a whole checkpoint into its place, and then remove those that it replaces. Where folders cannot be
-    renamed, as those of a container's image, it is found beside its place until its files are there.
+    """Put a whole checkpoint into its place, and then remove those that it replaces.
+
+    Where folders cannot be renamed, as those of a container's image, it is found beside its place until its
+    files are there.
     """
     before = at.with_name(f".{at.name}.backup-{uuid.uuid4().hex}")
     if at.exists() and not _renamed(at, before):
@@ -214,8 +221,9 @@ def _remove(checkpoint: Path) -> None:
 
 
 def places(folder: Path) -> list[Path]:
-    """The checkpoints that a folder is, or has, newest first; of one that was not put into its place yet, or
-    was replaced, the name begins with a dot.
+    """The checkpoints that a folder is, or has, newest first.
+
+    Of one that was not put into its place yet, or was replaced, the name begins with a dot.
     """
     stages, replaced = (
         sorted(folder.glob(f".{CHECKPOINT}.{kind}-*"), key=lambda at: at.stat().st_mtime, reverse=True)
@@ -244,7 +252,8 @@ class Taken:
 
 def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = None) -> Taken | None:
     """The newest whole checkpoint in a folder; None if there is none, a ConfigError if none is whole."""
-    found, errors = places(folder), list[RlsyncError]()
+    found = places(folder)
+    errors = list[RlsyncError]()
     for at in found:
         try:
             checked = require_whole(at, trusted=trusted, components=components)

@@ -27,7 +27,8 @@ from rlsync.tensors.device import affine_cores, bfloat16_instructions
 from rlsync.transport.board.format import DATA_AT
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
-_FILES, _OF_WORKER = 64, 1
+_FILES = 64
+_OF_WORKER = 1
 
 VIDEO_KEY = "recipe.evaluation.video_every"  #: the key of an evaluation's films
 
@@ -53,7 +54,8 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     if (point := installed(LOGGERS).get(kind)) is not None:
         yield from caught(lambda: imported(point, "logger"), "logger.kind")
     for error in config.recipe.errors(config):
-        where, cure = f"errors() of {config.recipe.name!r}", "yield rlsync.ConfigError(what, where, cure)"
+        where = f"errors() of {config.recipe.name!r}"
+        cure = "yield rlsync.ConfigError(what, where, cure)"
         yield error if isinstance(error, RlsyncError) else ConfigError(str(error), where, cure)
     yield from batch_errors(config)
 
@@ -69,7 +71,8 @@ _FULL_WORKER = 16  #: with more environments a worker gains little: it steps the
 
 def more_frames(config: Config) -> str | None:
     """The override with which workers make more frames a second: more environments, or workers, or a lag."""
-    envs, collector = config.env.num_envs, config.collector
+    envs = config.env.num_envs
+    collector = config.collector
     workers = collector.num_workers
     ways: dict[str, Config] = {}
     if 2 * envs <= _FULL_WORKER:
@@ -101,7 +104,8 @@ def file_errors(config: Config) -> Iterator[RlsyncError]:
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key whose device this machine lacks, or whose list does not fit the workers."""
-    devices, workers = config.collector.device, config.workers_per_node
+    devices = config.collector.device
+    workers = config.workers_per_node
     yield from caught(lambda: device_named(config.learner.device, "learner.device"))
     if isinstance(devices, str) or not config.in_process:
         yield from caught(lambda: device_of_each(devices, workers, "collector.device"))
@@ -149,7 +153,8 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
 def batch_errors(config: Config) -> Iterator[RlsyncError]:
     """An error if a batch cannot be as many steps of every environment."""
     batches = config.recipe.batches(config)
-    frames, envs = config.collector.frames_per_batch, batches.rollouts * config.env.num_envs
+    frames = config.collector.frames_per_batch
+    envs = batches.rollouts * config.env.num_envs
     if frames < 1 or envs < 1:  # bounds say it
         return
     if batches.steps * envs == frames or "unroll_length" in vars(config.recipe):  # impala says more of it
@@ -166,7 +171,9 @@ def batch_errors(config: Config) -> Iterator[RlsyncError]:
 
 def schedule_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key that leaves no fixed lag, or no life to make again, where that is asked for."""
-    own, seconds, lag = vars(config.recipe), config.sync.when.unit == "seconds", config.collector.lag
+    own = vars(config.recipe)
+    seconds = config.sync.when.unit == "seconds"
+    lag = config.collector.lag
     full = own.get("when_full", "block")
     if lag is not None and lag > 0 and not config.cluster.here:
         what = f"the nodes of a cluster keep no lag of {lag}"
@@ -204,7 +211,8 @@ def has_compiler() -> bool:
 
 def update_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key of updates that this recipe or this machine cannot serve."""
-    recipe, on_cpu = config.recipe, config.learner.device == "cpu"
+    recipe = config.recipe
+    on_cpu = config.learner.device == "cpu"
     asked = {"compile": recipe.compile == "on", "update_dtype": recipe.update_dtype == BFLOAT16}
     for key in [key for key in asked if asked[key] and key not in recipe.update_keys]:
         others = ", ".join(name for name in SHIPPED if key in recipe_named(name).settings.update_keys)

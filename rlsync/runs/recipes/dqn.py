@@ -93,7 +93,8 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     actor, greedy = (part.to(run.device) for part in make_policy(recipe, run.spaces))
     loss = make_loss(recipe, run.spaces, actor).to(run.device)
     policy = TensorDictSequential(actor, greedy)  # its leaves are those of the sync map
-    network, workers = actor[0].module, run.place.workers
+    network = actor[0].module
+    workers = run.place.workers
     ladder = EpsilonLadder(alpha=recipe.ladder_alpha)
     explores = player_of(policy, network, run.spaces, ladder=ladder, rate=greedy)
     with parts.started_collector(run, explores, random_frames=recipe.pace.prefill) as collector:
@@ -158,7 +159,8 @@ def pure_update(loss: DQNLoss, optimizer: optim.Adam) -> pure.Update:
     q, (trained, target) = pure.network(
         loss.value_network, loss.value_network_params, loss.target_value_network_params
     )
-    gamma, double = loss.value_estimator.gamma, loss.double_dqn
+    gamma = loss.value_estimator.gamma
+    double = loss.double_dqn
 
     def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         with torch.no_grad():

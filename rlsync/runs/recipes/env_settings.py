@@ -102,8 +102,14 @@ class AtariConfig(EnvConfig):
 
     def facts(self) -> str:
         sticky = self.repeat_action_probability
-        actions = f"sticky actions {sticky:g}" if sticky else "no sticky actions"
-        lives = "; a lost life ends the learner's episode" if self.life_loss_ends_episode else ""
+        if sticky:
+            actions = f"sticky actions {sticky:g}"
+        else:
+            actions = "no sticky actions"
+        if self.life_loss_ends_episode:
+            lives = "; a lost life ends the learner's episode"
+        else:
+            lives = ""
         return (
             f"{self.id}: {actions}, {self.frameskip} frames a step, up to {self.noop_max} no-ops, at most "
             f"{self.max_episode_frames:,} frames a game{lives}; returns are of whole games, not clipped"
@@ -145,8 +151,14 @@ class RenderedConfig(EnvConfig):
             yield ConfigError(what, "env.kwargs.render_mode", "leave it out")
 
     def facts(self) -> str:
-        part = f" of the part {list(self.crop)} of its rendering" if self.crop else " of its rendering"
-        steps = f", {self.frameskip} steps for each action" if self.frameskip > 1 else ""
+        if self.crop:
+            part = f" of the part {list(self.crop)} of its rendering"
+        else:
+            part = " of its rendering"
+        if self.frameskip > 1:
+            steps = f", {self.frameskip} steps for each action"
+        else:
+            steps = ""
         return f"{self.id} from pixels: {self.img_height} x {self.img_width}{part}{steps}"
 
     def spec(self) -> RenderedEnvs:
@@ -159,7 +171,10 @@ def _cure(name: str) -> str:
     found = _OTHER.fullmatch(name)
     if found is None:
         return "for example env.id=ALE/Breakout-v5"
-    sticky = 0.0 if found["version"] == "v4" else AtariConfig.repeat_action_probability
+    if found["version"] == "v4":
+        sticky = 0.0
+    else:
+        sticky = AtariConfig.repeat_action_probability
     words = f"env.id=ALE/{found['game']}-v5 env.repeat_action_probability={sticky}"
     return f"give {words}, as {found['version']} has it"
 

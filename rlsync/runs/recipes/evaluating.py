@@ -1,5 +1,6 @@
-"""The evaluating process of a run, the end of a run by its results, and what plays a run's checkpoint; and a
-trial of a run's environment, before the run.
+"""The evaluating process of a run, the end by its results, and what plays a checkpoint.
+
+And a trial of a run's environment, before the run.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ APART = 2**30
 
 
 def register_with_evaluations(trainer: Trainer, run: Run[Any], greedy: Player, learned: str = "") -> None:
-    """Register what publishes, logs and watches, and the evaluating process if the config wants one, whose
-    returns then decide on ``recipe.target_return``. It plays with ``greedy``, whose modules are those of the
-    workers; the names of the learned leaves begin with ``learned``. ConfigError: there is no run folder.
+    """Register what publishes, logs and watches, and the evaluating process if the config wants one.
+
+    Its returns then decide on ``recipe.target_return``. It plays with ``greedy``, whose modules are those of
+    the workers; the names of the learned leaves begin with ``learned``. ConfigError: there is no run folder.
     """
     evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
     returns = register_hooks(trainer, run, stop_at_return=not evaluates)
@@ -63,8 +65,11 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
 
     ConfigError: there is no board or no run folder. WorkerLost, AdoptionTimeout: the process did not start.
     """
-    board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
-    folder, films = run.folder, evaluation.video_every
+    board = board_of(collector)
+    config = run.config
+    evaluation = run.recipe.evaluations()
+    folder = run.folder
+    films = evaluation.video_every
     if board is None or folder is None:
         what = "an evaluation needs a board to read and a run folder to write to"
         raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
@@ -129,15 +134,17 @@ class Trial:
 
 
 def tried_by_workers(config: Config) -> Trial:
-    """Take random steps in the environments of one worker; ConfigError: they raise, or answer what a run
-    cannot use.
+    """Take random steps in the environments of one worker.
+
+    ConfigError: they raise, or answer what a run cannot use.
     """
     return _trial(config, "workers step it", _steps_of_workers(config))
 
 
 def tried_by_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Trial:
-    """Take steps as an evaluation does, with the policy as it is made; ConfigError as before. ``spaces`` is
-    what ``recipe.probe`` returned.
+    """Take steps as an evaluation does, with the policy as it is made; ConfigError as before.
+
+    ``spaces`` is what ``recipe.probe`` returned.
     """
     return _trial(config, "evaluations play it", _steps_of_evaluations(config, recipe, spaces))
 

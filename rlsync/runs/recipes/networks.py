@@ -61,8 +61,10 @@ def workers_dtype(sync: SyncConfig) -> torch.dtype | None:
 
 
 def workers_player(sync: SyncConfig, player: Player, device: torch.device) -> Player:
-    """What workers act with: ``player``, or a copy in host memory, if the learner is on another ``device``,
-    and with its networks in the dtype that the map declares.
+    """What workers act with: ``player``, or a copy of it.
+
+    The copy is in host memory, if the learner is on another ``device``, and has its networks in the dtype
+    that the map declares.
     """
     if workers_dtype(sync) is None and device == CPU:
         return player

@@ -49,7 +49,8 @@ class Cluster:
 
     def watch(self, trainer: Trainer) -> None:
         """Write what is known of the nodes into the run's folder: now, and then every few seconds."""
-        file, next_s = self._run.file(CLUSTER), 0.0
+        file = self._run.file(CLUSTER)
+        next_s = 0.0
 
         def tell(batch: TensorDictBase | None = None) -> None:
             nonlocal next_s
@@ -63,7 +64,8 @@ class Cluster:
     @contextmanager
     def _connected(self) -> Iterator[dict[str, Any]]:
         """Connect to the cluster, and say where workers act; inside, a collector is made of it."""
-        run, cluster = self._run, self._run.config.cluster
+        run = self._run
+        cluster = self._run.config.cluster
         placement = Placement(cluster.placement == "all", **values_for(Placement, cluster))
         devices = run.worker_devices  # before there is a session to close
         session = Session(cluster.address)
@@ -83,12 +85,22 @@ class Cluster:
 
 def crew_of(run: Run[Any]) -> Crew | None:
     """The crew named in this run's folder, or in that of the run it resumes; None if it keeps no agents."""
-    cluster, resume, file = run.config.cluster, run.config.resume, run.file(CREW)
-    before = [] if resume is None else [Path(resume) / CREW, Path(resume).parent / CREW]
+    cluster = run.config.cluster
+    resume = run.config.resume
+    file = run.file(CREW)
+    if resume is None:
+        before = []
+    else:
+        before = [Path(resume) / CREW, Path(resume).parent / CREW]
     written = next((crew for crew in before if crew.is_file()), None)
-    name = None if written is None else str(json.loads(written.read_text())[_NAME])
+    if written is None:
+        name = None
+    else:
+        name = str(json.loads(written.read_text())[_NAME])
     if not cluster.keep_agents:
-        return None if name is None else Crew(name)
+        if name is None:
+            return None
+        return Crew(name)
     name = name or uuid.uuid4().hex[:12]
     if file is not None:
         write_whole(file, lambda beside: beside.write_text(json.dumps({_NAME: name})))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -33,11 +33,14 @@ class Here:
 
     def collector(self, player: Player, *, when_full: Any = "block", **settings: Any) -> RolloutCollector:
         """Start workers that act with a player; ``settings`` are arguments of all collectors of rollouts."""
-        config, lag = self._run.config, self._settings.lag
+        config = self._run.config
+        lag = self._settings.lag
         life: Life | FixedLag | None = self._run.again
         if life is None and lag is not None and not config.in_process:
             life = FixedLag(lag, self.workers, settings["rollouts_per_batch"])
-        make = UnrollCollector if life is None else partial(RepeatedUnrolls, life=life, lag=lag or 0)
+        make: Callable[..., UnrollCollector] = UnrollCollector
+        if life is not None:
+            make = partial(RepeatedUnrolls, life=life, lag=lag or 0)
         with making(config.env) if config.in_process else self._starting(player):
             return make(
                 player,
@@ -64,13 +67,16 @@ class Here:
 def start_method() -> str:
     """How worker processes are started: from a fork server, unless the program chose ``fork``."""
     chosen = multiprocessing.get_start_method(allow_none=True)
-    return "fork" if chosen == "fork" else "forkserver"
+    if chosen == "fork":
+        return "fork"
+    return "forkserver"
 
 
 @contextmanager
 def started_collector(run: Run[Any], player: Player, *, random_frames: int = 0) -> Iterator[RolloutCollector]:
-    """Workers, here or on a cluster, that act with ``player`` and adopt weights from a board, and a collector
-    of their transitions.
+    """Workers, here or on a cluster, and a collector of their transitions.
+
+    They act with ``player`` and adopt weights from a board.
 
     A batch is one rollout of each worker, ``collector.frames_per_batch`` frames in all. Players act on the
     devices that the config names, in the dtype that its sync map declares; environments step on the CPU, and

@@ -54,7 +54,10 @@ class HeadPlayer(Player):
         *,
         deterministic: bool = False,
     ) -> None:
-        records = [] if deterministic else [Record(ACTION_LOG_PROB, (), torch.float32)]
+        if deterministic:
+            records = []
+        else:
+            records = [Record(ACTION_LOG_PROB, (), torch.float32)]
         super().__init__(
             {POLICY: policy},
             spaces.player_actions(),
@@ -113,7 +116,10 @@ class BoxPlayer(Player):
         middle = [(low + high) / 2 for low, high in pairs]
         half = [(high - low) / 2 for low, high in pairs]
         # One number where all are alike: no tensor has to be made of it at each step.
-        self._bounds = (middle[:1], half[:1]) if len({*pairs}) == 1 else (middle, half)
+        if len({*pairs}) == 1:
+            self._bounds = (middle[:1], half[:1])
+        else:
+            self._bounds = (middle, half)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         return {}

@@ -101,9 +101,12 @@ class Advantages:
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         after = batch["next"]
-        seen, following, done = batch["observation"], after["observation"], after["done"]
+        seen = batch["observation"]
+        following = after["observation"]
+        done = after["done"]
         values = self.critic.module(torch.cat([seen, following[:, -1:]], 1))
-        value, next_value = values[:, :-1], values[:, 1:]
+        value = values[:, :-1]
+        next_value = values[:, 1:]
         ends = done.squeeze(-1)
         if bool(ends.any()):
             next_value = next_value.clone()
@@ -118,20 +121,26 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     """The update as a function of tensors: equations 7 and 9 of arXiv 1707.06347."""
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     v, (critic,) = pure.network(loss.critic_network, loss.critic_network_params)
-    bonus, entropy_coeff, critic_coeff = loss.entropy_bonus, loss.entropy_coeff, loss.critic_coeff
-    least, most = 1 - loss.clip_epsilon, 1 + loss.clip_epsilon
+    bonus = loss.entropy_bonus
+    entropy_coeff = loss.entropy_coeff
+    critic_coeff = loss.critic_coeff
+    least = 1 - loss.clip_epsilon
+    most = 1 + loss.clip_epsilon
 
     def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         log_probs = pi(actor, b["observation"]).log_softmax(-1)
         log_ratio = (log_probs * b["action"]).sum(-1) - b["action_log_prob"]
-        ratio, advantage, target = log_ratio.exp(), b["advantage"].squeeze(-1), b["value_target"].squeeze(-1)
+        ratio = log_ratio.exp()
+        advantage = b["advantage"].squeeze(-1)
+        target = b["value_target"].squeeze(-1)
         value = v(critic, b["observation"]).squeeze(-1)
         gain = torch.minimum(ratio * advantage, ratio.clamp(least, most) * advantage)
         found = {"loss_objective": -gain.mean()}
         if bonus:
             entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
             found |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
-        missed, spread = (target - value).var(correction=0), target.var(correction=0)
+        missed = (target - value).var(correction=0)
+        spread = target.var(correction=0)
         return found | {
             "loss_critic": critic_coeff * smooth_l1_loss(value, target, reduction="none").mean(),
             "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),

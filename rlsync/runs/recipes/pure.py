@@ -91,7 +91,9 @@ def network(
     module: nn.Module, *params: tdnn.TensorDictParams, training: bool = False
 ) -> tuple[Network, list[list[Tensor]]]:
     """What a module computes, also in ``training``, and its tensors in each of ``params``; or NotServed."""
-    layers, names, clip = [], [], None
+    layers = []
+    names = []
+    clip = None
     for path, layer in module.named_modules():
         if isinstance(layer, Standardize):
             clip = layer.clip
@@ -112,7 +114,8 @@ def network(
 
 def tanh_inside(x: Tensor) -> Tensor:
     """The hyperbolic tangent, no nearer to its limits than TorchRL's, with its own gradient."""
-    y, most = x.tanh(), 1 - torch.finfo(x.dtype).resolution
+    y = x.tanh()
+    most = 1 - torch.finfo(x.dtype).resolution
     return y + (y.clamp(-most, most) - y).detach()
 
 
@@ -126,7 +129,9 @@ def goal(batch: Batch, gamma: Tensor, value: Tensor) -> Tensor:
 def mean(batch: Batch, errors: Tensor) -> Tensor:
     """The mean of ``[B]`` errors, by weight if the batch was drawn by priority."""
     weight = batch.get("priority_weight")
-    return errors.mean() if weight is None else (errors * weight).sum() / weight.sum()
+    if weight is None:
+        return errors.mean()
+    return (errors * weight).sum() / weight.sum()
 
 
 class SoftTargets(SoftUpdate):
@@ -184,6 +189,7 @@ def gradients(
 
 class PureStepper(OptimizationStepper):
     """Takes the place of a trainer's own stepper, and computes losses and gradients as functions of tensors.
+
     While somebody else has a hook on these, or if ``make`` raises NotServed, it takes TorchRL's way and says
     why. Both ways write the same tensors and draw the same noise. With ``graphs`` each phase is one graph.
     """
@@ -194,7 +200,8 @@ class PureStepper(OptimizationStepper):
         self.why_not: str | None = None  #: what the updates take TorchRL's way for
         self.told: list[Callable[[Found], None]] = []  #: are called with what is found, before each step
         self._never: str | None = None
-        self._graphs, self._bfloat16 = graphs, bfloat16
+        self._graphs = graphs
+        self._bfloat16 = bfloat16
         self._fields: Fields | None = None  # what updates draw; None: all fields
         self._averages: Found = {}
         self._averaged_steps = 0
@@ -211,7 +218,8 @@ class PureStepper(OptimizationStepper):
 
     def register(self, trainer: Trainer, name: str = "") -> None:
         """Make the updates of this trainer. Checkpoints have what they had without it."""
-        self._of, self._stock = trainer, trainer.optimization_stepper
+        self._of = trainer
+        self._stock = trainer.optimization_stepper
         self._device = next(trainer.loss_module.parameters()).device.type
         trainer.optimization_stepper = self
         trainer.register_op("pre_optim_steps", self.look)
@@ -225,7 +233,10 @@ class PureStepper(OptimizationStepper):
         self.why_not = self._never or foreign_hand(self._of, self._update.networks)
         read = None if self.why_not is not None else fields_read(self._of)
         is_alone = self._of.optimization_stepper is self  # else the batches go to a stepper around it, too
-        self._fields = None if read is None or not is_alone else by_name(read.union(self._update.keys))
+        if read is None or not is_alone:
+            self._fields = None
+        else:
+            self._fields = by_name(read.union(self._update.keys))
 
     def way(self) -> str:
         dtype = ", losses in bfloat16" if self._bfloat16 else ""
@@ -236,8 +247,13 @@ class PureStepper(OptimizationStepper):
     def kind(self) -> str:
         """What of it may decide the last bits of a number."""
         graphs = self._graphs is not None and self._graphs.why_not is None
-        way = "in TorchRL's way" if self.why_not is not None else "in one graph" if graphs else "eagerly"
-        return f"{way}, losses in bfloat16" if self._bfloat16 else way
+        if self.why_not is not None:
+            way = "in TorchRL's way"
+        else:
+            way = "in one graph" if graphs else "eagerly"
+        if self._bfloat16:
+            return f"{way}, losses in bfloat16"
+        return way
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
         if self.why_not is not None:
@@ -300,7 +316,9 @@ class Graphs:
     def __str__(self) -> str:
         if self.why_not is not None:
             return f"not compiled: {self.why_not}"
-        return f"compiled in {self.seconds:.0f} s" if self._shapes else "compiled at the first of them"
+        if self._shapes:
+            return f"compiled in {self.seconds:.0f} s"
+        return "compiled at the first of them"
 
     def gradients(self, losses: Losses, parameters: Any, batch: Batch, *rest: Any) -> Any:
         shapes = [(name, tensor.shape) for name, tensor in batch.items()]
@@ -308,7 +326,8 @@ class Graphs:
             if self.why_not is None:
                 grads, norm, found = self._by_graph(losses, shapes, parameters, batch, *rest)
                 if self._replays:  # the next replay writes to the same memory; gradients are used before
-                    norm, found = norm.clone(), {name: value.clone() for name, value in found.items()}
+                    norm = norm.clone()
+                    found = {name: value.clone() for name, value in found.items()}
                 return grads, norm, found
         except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
             self.why_not = first_line(error)
@@ -317,7 +336,8 @@ class Graphs:
         return gradients(losses, parameters, batch, *rest)
 
     def _by_graph(self, losses: Losses, shapes: object, *rest: Any) -> Any:
-        graphs, began = counters["stats"]["unique_graphs"], time.monotonic()
+        graphs = counters["stats"]["unique_graphs"]
+        began = time.monotonic()
         known = self._shapes.get(losses)
         if known not in (None, shapes):
             raise ValueError("a batch has other shapes than the first one")

@@ -117,9 +117,10 @@ class Recipe:
         return trainer
 
     def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
-        """What acts with a checkpoint's weights, once they are loaded into it. ``spaces`` is what ``probe``
-        returned; ``deterministic`` takes the likeliest action. It acts in the dtype in which workers do.
-        ConfigError: settings of another recipe.
+        """What acts with a checkpoint's weights, once they are loaded into it.
+
+        ``spaces`` is what ``probe`` returned; ``deterministic`` takes the likeliest action. It acts in the
+        dtype in which workers do. ConfigError: settings of another recipe.
         """
         from rlsync.runs.actors.player import Player
         from rlsync.runs.evaluation.checkpoint import CheckpointPlayer

@@ -59,14 +59,18 @@ def _other_key(recorded: Any, now: Any, at: str = "") -> str | None:
     if isinstance(recorded, dict) and isinstance(now, dict) and not at.endswith(".kwargs"):
         found = (_other_key(value, now.get(name), f"{at}.{name}") for name, value in recorded.items())
         return next(filter(None, found), None)
-    return None if recorded == now else at.lstrip(".") or "config"
+    if recorded == now:
+        return None
+    return at.lstrip(".") or "config"
 
 
 def _print_of(resumed: Path) -> str | None:
     """A digest of the checkpoint that a run begins from; None if there is none, or it has no digests."""
     checkpoint = checkpoint_at(resumed)
     digests = None if checkpoint is None else checkpoint / DIGESTS
-    return None if digests is None or not digests.is_file() else digest_of(digests)
+    if digests is None or not digests.is_file():
+        return None
+    return digest_of(digests)
 
 
 def keep_life(run: Path, checkpoint: Path) -> Path | None:
@@ -85,7 +89,8 @@ def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int,
     if agents_in(run):
         what = "this run cannot be made again: its replay was that of a population"
         raise ConfigError(what, str(run), "make a run with recipe.agents=1 again")
-    file, found = run / SCHEDULE, dict[int, tuple[Life, Config]]()
+    file = run / SCHEDULE
+    found = dict[int, tuple[Life, Config]]()
     for number, life in enumerate(lives_in(file), 1):
         if not life.rollouts:  # it was killed before it had written a block
             continue
@@ -104,7 +109,8 @@ def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int,
 
 def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
     """What lacks or is not recorded, and what to do about it."""
-    began_from, when = life.facts.get("checkpoint"), config.sync.when
+    began_from = life.facts.get("checkpoint")
+    when = config.sync.when
     if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}:
         what = f"the checkpoint in {config.resume} is not the one that it began from"
         yield what, "put that one back, or begin at a later life with --from"
@@ -174,7 +180,10 @@ def frame_of(life: Life, config: Config, number: int | None, place: tuple[int, i
 
 def _require(name: str, asked: int, known: Collection[int]) -> None:
     if asked not in known:
-        span = f"give {min(known)} to {max(known)}" if known else "no batch is complete"
+        if known:
+            span = f"give {min(known)} to {max(known)}"
+        else:
+            span = "no batch is complete"
         cure = f"{span}; rollouts that were dropped have no frames; --from names another life"
         raise ConfigError(f"no such frame was recorded: {name} cannot be {asked}", name, cure)
 
@@ -194,7 +203,9 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
 
 def watch_frame(trainer: Trainer, frame: Frame) -> dict[str, Tensor]:
     """What the frame has, by name; filled when the trainer, which a rerun stops then, has its batch."""
-    seen, batches, collector = dict[str, Tensor](), count(), trainer.collector
+    seen = dict[str, Tensor]()
+    batches = count()
+    collector = trainer.collector
     before, place = divmod(frame.taken, collector.rollouts_per_batch)
 
     def see(batch: TensorDictBase) -> None:

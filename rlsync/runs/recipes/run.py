@@ -48,7 +48,9 @@ class Run(Generic[S]):
 
     def file(self, name: str) -> Path | None:
         """The file of this name in the run's folder; None where the run writes nothing."""
-        return None if self.folder is None else self.folder / name
+        if self.folder is None:
+            return None
+        return self.folder / name
 
     @cached_property
     def device(self) -> torch.device:

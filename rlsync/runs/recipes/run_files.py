@@ -61,8 +61,10 @@ def agents_in(run: Path) -> dict[int, Path]:
 
 
 def best_agent(run: Path) -> Path:
-    """The folder of a population's agent with the best evaluation, ranked as those of one run are, else with
-    the best mean return of its newest episodes; of any other run, the folder itself.
+    """The folder of a population's best agent; of any other run, the folder itself.
+
+    It has the best evaluation, ranked as those of one run are, else the best mean return of its newest
+    episodes.
     """
     agents = agents_in(run)
     if not agents:
@@ -210,4 +212,6 @@ def duration(seconds: float) -> str:
 
 
 def _shown(value: float | None, form: str = ".2f", unknown: str = "-") -> str:
-    return unknown if value is None else format(value, form)
+    if value is None:
+        return unknown
+    return format(value, form)

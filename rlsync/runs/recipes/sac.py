@@ -49,6 +49,7 @@ class SACConfig(SoftConfig):
 @dataclass
 class CrossQConfig(SoftConfig):
     """Batch normalisation in the critics, in place of target networks (Bhatt et al. 2024, arXiv 1902.05605).
+
     Two differences: the paper's critics are 2,048 wide, and its actor learns at every third update.
     """
 
@@ -143,17 +144,22 @@ def _in_groups(optimizer: optim.Optimizer, state: dict[str, Any]) -> dict[str, A
 
 
 def pure_update(loss: Any, optimizer: optim.Adam, values: Callable[..., Any] | None = None) -> pure.Update:
-    """Equations 5, 7 and 18 of arXiv 1812.05905. ``values(batch, action)`` are each critic's, of the batch's
-    actions and of the next ones; by default the targets' of these.
+    """Equations 5, 7 and 18 of arXiv 1812.05905.
+
+    ``values(batch, action)`` are each critic's, of the batch's actions and of the next ones; by default the
+    targets' of these.
     """
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     q, (critics, targets) = pure.network(
         loss.qvalue_network, loss.qvalue_network_params, loss.target_qvalue_network_params
     )
-    gamma, log_alpha, target_entropy = loss.value_estimator.gamma, loss.log_alpha, loss.target_entropy
+    gamma = loss.value_estimator.gamma
+    log_alpha = loss.log_alpha
+    target_entropy = loss.target_entropy
     bounds = loss.actor_network[-1].distribution_kwargs
     low, high = (bounds[name].to(log_alpha.device) for name in ("low", "high"))
-    middle, half = (low + high) / 2, (high - low) / 2
+    middle = (low + high) / 2
+    half = (high - low) / 2
     normal = next(m for m in loss.actor_network.modules() if isinstance(m, NormalParamExtractor))
 
     def act(observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -216,7 +216,9 @@ class RecipeConfig:
     def evaluations(self) -> EvaluationConfig:
         """The settings of the process that evaluates meanwhile: the field ``evaluation``, if there is one."""
         own = vars(self).get("evaluation")
-        return own if isinstance(own, EvaluationConfig) else EvaluationConfig()
+        if isinstance(own, EvaluationConfig):
+            return own
+        return EvaluationConfig()
 
     def batches(self, config: Config) -> Batches:
         """What a batch is made of; by default, one rollout of each worker."""
@@ -244,7 +246,8 @@ class RecipeConfig:
         """What ends the run before all frames are collected, in words; empty if nothing does."""
         if self.target_return is None:
             return ""
-        mean, evaluation = f"at a mean return of {self.target_return:g}", self.evaluations()
+        mean = f"at a mean return of {self.target_return:g}"
+        evaluation = self.evaluations()
         if self.stops_by_evaluation and evaluation.every_frames:
             return f"{mean} in a greedy evaluation over {evaluation.episodes} episodes"
         return f"{mean} over {self.target_episodes} episodes"

@@ -40,7 +40,9 @@ class Spaces:
 
     @property
     def observation_dtype(self) -> torch.dtype:
-        return torch.uint8 if self.picture else torch.float32
+        if self.picture:
+            return torch.uint8
+        return torch.float32
 
     @property
     def discrete(self) -> bool:
@@ -62,7 +64,9 @@ class Spaces:
         """Half of the range of each number in an action, or of all at once; papers have 1."""
         low, high = self.bounds()
         halves = (high - low) / 2
-        return halves[0] if bool((halves == halves[0]).all()) else halves
+        if bool((halves == halves[0]).all()):
+            return halves[0]
+        return halves
 
     def noise(self, sigma: float) -> AdditiveGaussianModule:
         """What workers add to actions all the time, in halves of the range of each number."""
@@ -93,7 +97,10 @@ class Takes:
     def __str__(self) -> str:
         kinds = {"discrete": "discrete actions", "box": "continuous actions"}
         kinds["any"] = "discrete or bounded continuous actions"
-        seen = "a flat observation or a picture (env=rendered)" if self.pictures else "a flat observation"
+        if self.pictures:
+            seen = "a flat observation or a picture (env=rendered)"
+        else:
+            seen = "a flat observation"
         return f"{seen} and {kinds[self.actions]}"
 
     def probe(self, config: EnvConfig) -> Spaces:
@@ -105,7 +112,8 @@ class Takes:
             envs = make_venv(config.spec(), 1)
         envs.close()
         assert isinstance(envs, SpacedEnvs), "gymnasium has spaces"
-        observations, actions = envs.observations, envs.actions
+        observations = envs.observations
+        actions = envs.actions
         require_vector_or_picture(observations, config.id)
         if observations.are_pictures and not drawn:
             raise self._refused(config.id, "it gives pixels")
@@ -121,7 +129,9 @@ class Takes:
     def _why_not(self, actions: ActionSpec) -> str | None:
         """Why this recipe cannot choose such actions; None: it can."""
         if isinstance(actions, DiscreteActions):
-            return f"its action is one of {actions.n}" if self.actions == "box" else None
+            if self.actions == "box":
+                return f"its action is one of {actions.n}"
+            return None
         if self.actions == "discrete":
             return f"its action is a vector, of size {actions.size}"
         for number, (low, high) in enumerate(zip(actions.low, actions.high, strict=True)):
@@ -161,7 +171,10 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # it is foreign code, which may raise anything
         known = isinstance(error, (gymnasium.error.Error, TypeError, ValueError, ImportError))
-        told = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
+        if known:
+            told = first_line(error)
+        else:
+            told = f"{type(error).__name__}: {first_line(error)}"
         what = f"cannot make the environment {config.id!r}: {told}"
         cure = "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0" + more
         if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
@@ -175,26 +188,33 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
 
 @contextmanager
 def naming_env(config: EnvConfig) -> Iterator[None]:
-    """Add the environment to a WorkerLost or AdoptionTimeout inside: workers that do not start know only what
-    makes it. What a worker raised becomes the WorkerLost that it was raised from.
+    """Add the environment to a WorkerLost or AdoptionTimeout inside.
+
+    Workers that do not start know only what makes it. What a worker raised becomes the WorkerLost that it was
+    raised from.
     """
     try:
         yield
     except Exception as error:
-        lost = error if isinstance(error, (WorkerLost, AdoptionTimeout)) else error.__cause__
+        lost: BaseException | None = error
+        if not isinstance(error, (WorkerLost, AdoptionTimeout)):
+            lost = error.__cause__
         if not isinstance(lost, (WorkerLost, AdoptionTimeout)):
             raise
         in_config = "; in a config it is collector.start_timeout_s" * isinstance(lost, AdoptionTimeout)
         raise type(lost)(lost.what, f"{lost.where}; env.id={config.id}", lost.cure + in_config) from error
 
 
-_RESETS, _STEPS = 3, 400  # of a play: resets with a seed, and steps after each
+# of a play: resets with a seed, and steps after each
+_RESETS = 3
+_STEPS = 400
 
 
 def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, dict[str, int]]]:
     """Play as ``seed`` decides, and yield digests of answers; ``elsewhere`` seeds the global generators."""
     seed_all(elsewhere)
-    envs, generator = make_venv(config.spec(), config.num_envs), torch.Generator().manual_seed(seed)
+    envs = make_venv(config.spec(), config.num_envs)
+    generator = torch.Generator().manual_seed(seed)
     for each in range(seed, seed + _RESETS):
         yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
         for step, answer in enumerate(random_steps(envs, generator, _STEPS), 1):

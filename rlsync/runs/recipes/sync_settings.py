@@ -18,9 +18,10 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")  #: what weights may be cast to
 
 @dataclass
 class RouteConfig:
-    """One entry of the sync map. With a ``dtype`` weights travel in it, and workers compute in it. Leaves
-    whose name matches a pattern of ``exclude`` are not sent, those that match one of ``idle`` need not act;
-    see :class:`rlsync.Source`.
+    """One entry of the sync map.
+
+    With a ``dtype`` weights travel in it, and workers compute in it. Leaves whose name matches a pattern of
+    ``exclude`` are not sent, those that match one of ``idle`` need not act; see :class:`rlsync.Source`.
     """
 
     destination: str = ""
@@ -81,7 +82,9 @@ def trigger(when: WhenConfig) -> Trigger:
 
 def verify_trigger(sync: SyncConfig) -> Trigger | None:
     """When a run compares what acts with what was published; None if it never does."""
-    return None if sync.verify_every_s is None else Every(sync.verify_every_s, "seconds")
+    if sync.verify_every_s is None:
+        return None
+    return Every(sync.verify_every_s, "seconds")
 
 
 def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:

@@ -83,8 +83,11 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
     q, (critics, targets) = pure.network(
         loss.qvalue_network, loss.qvalue_network_params, loss.target_qvalue_network_params
     )
-    gamma, low, high = loss.value_estimator.gamma, loss.min_action, loss.max_action
-    spread, most = loss.policy_noise, loss.noise_clip
+    gamma = loss.value_estimator.gamma
+    low = loss.min_action
+    high = loss.max_action
+    spread = loss.policy_noise
+    most = loss.noise_clip
 
     def act(tensors: Sequence[Tensor], observation: Tensor) -> Tensor:
         return low + (high - low) * (pi(tensors, observation).tanh() + 1) / 2

@@ -26,7 +26,8 @@ class Iteration:
 
 def rounds(config: Config) -> Iterator[Iteration]:
     """All rounds of a run that is not ended early; ConfigError if the recipe has no plan of its steps."""
-    recipe, updates = config.recipe, 0
+    recipe = config.recipe
+    updates = 0
     for frames in _batches(config):
         due = recipe.updates_after(config, frames, updates)
         if due is None:
@@ -44,13 +45,19 @@ def _batches(config: Config) -> range:
 
 
 def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
-    """The versions that a run publishes after its first one, each by the frames collected until then. The
-    trigger is asked after an optimizer step if it counts these, and after a batch if it counts anything else;
-    the steps of a round lie evenly between its frames. Nothing is said of one that looks at the time.
+    """The versions that a run publishes after its first one, each by the frames collected until then.
+
+    The trigger is asked after an optimizer step if it counts these, and after a batch if it counts anything
+    else; the steps of a round lie evenly between its frames. Nothing is said of one that looks at the time.
     """
-    units, last, before = when.units(), Counters(), Iteration(0, 0)
+    units = when.units()
+    last = Counters()
+    before = Iteration(0, 0)
     for batches, after in enumerate(run):
-        steps = range(before.updates + 1, after.updates + 1) if "optim_steps" in units else range(0)
+        if "optim_steps" in units:
+            steps = range(before.updates + 1, after.updates + 1)
+        else:
+            steps = range(0)
         while steps:
             first = bisect_left(steps, True, key=lambda s: when.due(last, Counters(batches, after.frames, s)))
             if first == len(steps):
@@ -101,9 +108,11 @@ def timeline(config: Config) -> Timeline:
         what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
         raise ConfigError(what, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames")
     run = list(rounds(config))
-    phases, last = _phases(run, config.collector.frames_per_batch), run[-1]
+    phases = _phases(run, config.collector.frames_per_batch)
+    last = run[-1]
     learned = last.frames - config.recipe.prefill_frames()
-    every_frames, when = config.recipe.evaluations().every_frames, trigger(config.sync.when)
+    every_frames = config.recipe.evaluations().every_frames
+    when = trigger(config.sync.when)
     return Timeline(
         phases=phases,
         frames=last.frames,
@@ -124,22 +133,30 @@ def _phases(run: list[Iteration], frames_per_batch: int) -> list[RunPhase]:
     for name, those in (("prefill", waiting), ("learning", run[len(waiting) :])):
         if those:
             made = [after - earlier for earlier, after in pairwise([0, *(r.updates for r in those)])]
-            first, last = those[0].frames - frames_per_batch, those[-1].frames - 1
+            first = those[0].frames - frames_per_batch
+            last = those[-1].frames - 1
             phases.append(RunPhase(name, first, last, len(those), sum(made), min(made), max(made)))
     return phases
 
 
 def versions_between_evaluations(config: Config) -> int:
     """How many versions lie in ``evaluation.every_frames`` frames, as far as the config tells."""
-    when, frames = trigger(config.sync.when), config.recipe.evaluations().every_frames
+    when = trigger(config.sync.when)
+    frames = config.recipe.evaluations().every_frames
     if "seconds" in when.units():
         return 1
-    per_batch, recipe = config.collector.frames_per_batch, config.recipe
+    per_batch = config.collector.frames_per_batch
+    recipe = config.recipe
     tells = recipe.updates_after(config, per_batch, 0) is not None
     if not tells and "optim_steps" in when.units():
         return max(1, round(frames / per_batch))  # as if each batch brought a version
-    run = rounds(config) if tells else (Iteration(frames, 0) for frames in _batches(config))
+    if tells:
+        run = rounds(config)
+    else:
+        run = (Iteration(frames, 0) for frames in _batches(config))
     # The round in which the prefill ends has fewer updates for its frames than those after it.
     end_of_prefill = math.ceil(recipe.prefill_frames() / per_batch + 1) * per_batch
     at = list(islice((position for position in publishes(when, run) if position > end_of_prefill), 1_000))
-    return 1 if len(at) < 2 else max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))
+    if len(at) < 2:
+        return 1
+    return max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))

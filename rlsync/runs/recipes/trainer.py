@@ -65,8 +65,9 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
 
 
 def register_hooks(trainer: Trainer, run: Run[Any], *, stop_at_return: bool = True) -> EpisodeReturns:
-    """Register those of :func:`register_sync`, what watches the workers, and the returned one, which logs
-    returns and, with ``stop_at_return``, ends the run at ``recipe.target_return``.
+    """Register those of :func:`register_sync`, what watches the workers, and the returned one.
+
+    That logs returns and, with ``stop_at_return``, ends the run at ``recipe.target_return``.
     """
     register_sync(trainer, run)
     target = run.recipe.target_return if stop_at_return else None
@@ -77,13 +78,16 @@ def register_hooks(trainer: Trainer, run: Run[Any], *, stop_at_return: bool = Tr
 
 
 def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
-    """Register and return the hook that publishes by the config's map, and those that log its cost, ages and
-    waits, write statistics, and end the run before a step that is not finite.
+    """Register and return the hook that publishes by the config's map.
+
+    And those that log its cost, ages and waits, write statistics, and end the run before a step that is not
+    finite.
     """
     forget_logged(trainer)
     if run.config.checkpoint_every_frames is None:
         rest_between_checkpoints(trainer)
-    settings, collector = run.config.sync, trainer.collector
+    settings = run.config.sync
+    collector = trainer.collector
     sync = SyncWeights(
         sync_map(settings) | prefill_route(collector),
         trigger(settings.when),
@@ -94,15 +98,21 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
     sync.register(trainer)
     alone = run.shared is None  # what others put into a shared replay is not recorded
     if run.folder is not None and settings.digest_every is not None and alone:
-        file, facts = run.folder / SCHEDULE, schedule_facts(run.config)
+        file = run.folder / SCHEDULE
+        facts = schedule_facts(run.config)
 
         def way() -> str | None:
             stepper = trainer.optimization_stepper
-            return stepper.kind() if isinstance(stepper, PureStepper) else None
+            if isinstance(stepper, PureStepper):
+                return stepper.kind()
+            return None
 
         RecordSchedule(sync, file, every=settings.digest_every, facts=facts, way=way).register(trainer)
     verifies = verify_trigger(settings)
-    verify = None if verifies is None else VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
+    if verifies is None:
+        verify = None
+    else:
+        verify = VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
     if verify is not None:
         verify.register(trainer)
     staleness = StalenessHistogram(sync, run.file(STALENESS))
@@ -152,7 +162,9 @@ class RandomState(GlobalRNGState):
 
 def make_logger(config: Config) -> Logger | None:
     """The logger that a config names, or None; ConfigError if it cannot start: no worker runs yet."""
-    kind, run_dir, kwargs = config.logger.kind, config.run_dir, config.logger.kwargs
+    kind = config.logger.kind
+    run_dir = config.run_dir
+    kwargs = config.logger.kwargs
     if run_dir is None or kind == "none":
         return None
     try:

@@ -33,6 +33,7 @@ _HEAD = struct.Struct("!I")
 
 class Wire:
     """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them.
+
     EOFError: the other end is gone. A TimeoutError while it sends, or receives raw bytes, ends this one.
     """
 
@@ -185,7 +186,8 @@ def next_meeting() -> int:
 
 def read_notes(meeting: int, ranks: Iterable[int], timeout_s: float) -> list[RankNote]:
     """The notes that other ranks left for a meeting; a PublishError names all that left none in time."""
-    store, deadline = _store(), time.monotonic() + timeout_s
+    store = _store()
+    deadline = time.monotonic() + timeout_s
     missing = sorted(ranks)
     found: dict[int, RankNote] = {}
     while missing:
@@ -276,7 +278,8 @@ class Other:
         """Refuse a leaf that this rank does not have, or has sharded in another way (LayoutMismatch)."""
         theirs = self.note.leaves.get(name)
         if theirs != sharding:
-            rank, owner = self.note.rank, own_rank()
+            rank = self.note.rank
+            owner = own_rank()
             where = f"rank {rank}: {theirs or 'no such sharded leaf'}; rank {owner}: {sharding}"
             cure = "build and shard the module alike on all ranks, and give SendShards the map's destinations"
             raise LayoutMismatch(f"{name} is not on rank {rank} as it is on rank {owner}", where, cure)

@@ -45,10 +45,11 @@ def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
 
 
 class Ranks:
-    """Fills a board's slots with the parts of all ranks. At each call of the owner's hook and each publish,
-    every other rank is told one thing: bring your parts, or nothing is published now. Ranks here write into
-    the slot, others send. One that is dead, fails or is late aborts the version, whose number is not used up.
-    LayoutMismatch: ``board`` is another transport.
+    """Fills a board's slots with the parts of all ranks.
+
+    At each call of the owner's hook and each publish, every other rank is told one thing: bring your parts,
+    or nothing is published now. Ranks here write into the slot, others send. One that is dead, fails or is
+    late aborts the version, whose number is not used up. LayoutMismatch: ``board`` is another transport.
     """
 
     def __init__(self, board: Transport) -> None:
@@ -70,9 +71,13 @@ class Ranks:
         """Find the ranks that hold parts. PublishError: one is missing. LayoutMismatch: one differs."""
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
         shardings = {meeting.full_name(key): Sharding.of(t, key[1], key[0]) for key, t in sharded.items()}
-        group, me = meeting.process_group(), meeting.own_rank()
+        group = meeting.process_group()
+        me = meeting.own_rank()
         if group is not self._group:  # also after a new init_process_group
-            self._group, self._meeting, self._others, self._roster = group, meeting.next_meeting(), {}, None
+            self._group = group
+            self._meeting = meeting.next_meeting()
+            self._others = {}
+            self._roster = None
         for other in self._others.values():
             if other.gone:
                 raise self._without(other)
@@ -137,7 +142,8 @@ class Ranks:
             self._send(other, call)
         plain = sorted(set(range(len(tensors))).difference(sharded))
         copy([views[i] for i in plain], [tensors[i] for i in plain])
-        whole, mine = [views[i] for i in sharded], roster.of(meeting.own_rank(), meeting.own_rank())
+        whole = [views[i] for i in sharded]
+        mine = roster.of(meeting.own_rank(), meeting.own_rank())
         for view, tensor, blocks in zip(whole, roster.tensors, mine, strict=True):
             write_blocks(view, tensor, blocks)
         self._collect(stamp, roster, whole)

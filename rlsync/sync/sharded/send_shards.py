@@ -42,9 +42,10 @@ class Wanted:
 
 
 class RankEnd:
-    """Writes into slots of another process's board; BoardClosed if it is closed or on another host. A lock of
-    its own on the slot makes an owner that gives the version up leave the slot alone until this process,
-    which may be stopped in the middle of a write, has written or is dead.
+    """Writes into slots of another process's board; BoardClosed if it is closed or on another host.
+
+    A lock of its own on the slot makes an owner that gives the version up leave the slot alone until this
+    process, which may be stopped in the middle of a write, has written or is dead.
     """
 
     def __init__(self, handle: BoardHandle) -> None:
@@ -122,7 +123,9 @@ class SendShards:
             cure += "publishing rank needs no other"
             raise LayoutMismatch("no leaf is sharded, so there is nothing to send", where, cure)
         self._listener = meeting.listen()
-        rank, pid, token = meeting.own_rank(), os.getpid(), secrets.token_hex(16)
+        rank = meeting.own_rank()
+        pid = os.getpid()
+        token = secrets.token_hex(16)
         address, port, *_ = self._listener.getsockname()
         self._note = meeting.RankNote(rank, pid, kind().host(), (address, port), token, timeout_s, described)
         self._wire: meeting.Wire | None = None
@@ -143,7 +146,8 @@ class SendShards:
         deadline = time.monotonic() + self.timeout_s
         early: dict[str, Any] | None = None  # what the owner has said while this rank brought its parts
         while True:
-            message, early = early or self._next(deadline), None
+            message = early or self._next(deadline)
+            early = None
             match message:
                 case {"say": "done", "version": version}:
                     return version  # type: ignore[no-any-return]

@@ -28,7 +28,9 @@ class BoardEndpoint(Endpoint):
     def __init__(
         self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt], adopt_at: AdoptAt = "rollout"
     ) -> None:
-        self.publisher, self.destinations = publisher, publisher.destinations  # one list, which grows
+        # one list, which grows
+        self.publisher = publisher
+        self.destinations = publisher.destinations
         self.adopts_within_rollouts = adopt_at != "rollout"
         self._adopt = adopt
 
@@ -43,7 +45,9 @@ class BoardEndpoint(Endpoint):
     @property
     def notes(self) -> tuple[str, ...]:
         within = "workers adopt at every policy call: one rollout may have several versions"
-        return (within,) if self.adopts_within_rollouts else ()
+        if self.adopts_within_rollouts:
+            return (within,)
+        return ()
 
     def _adopted(self) -> str:
         modes = {name: self._adopt.get(name, "alias") for name in self.destinations}
@@ -111,7 +115,10 @@ class ServerEndpoint(BoardEndpoint):
 
     @property
     def description(self) -> str:
-        place = "a process" if self._served.in_a_process else "a thread, with a policy of its own"
+        if self._served.in_a_process:
+            place = "a process"
+        else:
+            place = "a thread, with a policy of its own"
         return f"board: an inference server in {place}, {self._adopted()} between batches, one copy a publish"
 
     in_flight = True  # the server answers while the learner uses a batch

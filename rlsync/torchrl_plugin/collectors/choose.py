@@ -77,7 +77,10 @@ def warn_without_board(endpoint: Endpoint, who: str) -> None:
         return
     processes = isinstance(endpoint.collector, collectors.MultiCollector)
     if processes or (isinstance(endpoint, RemoteEndpoint) and not endpoint.stamped):
-        cure = f"pass {WITH_A_BOARD} to the collector" if processes else what_keeps_them(endpoint.collector)
+        if processes:
+            cure = f"pass {WITH_A_BOARD} to the collector"
+        else:
+            cure = what_keeps_them(endpoint.collector)
         what = f"{endpoint.description}, {endpoint.unkept}"
         where = f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme"
         warn(NoBoard(what, where, cure))
@@ -110,7 +113,8 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
           where  path 'loss_modul', sync map, entry 1
           cure   did you mean 'loss_module'? the trainer has: loss_module
     """
-    endpoint, training = endpoint_of(trainer.collector), training_of(trainer)
+    endpoint = endpoint_of(trainer.collector)
+    training = training_of(trainer)
     bound = bind_routes(sync_map, trainer, endpoint)
     return with_training(plan_of(bound, endpoint, training), bound, trainer, training)
 
@@ -123,6 +127,8 @@ def training_of(trainer: object) -> Training:
 
     def losses() -> dict[str, nn.Module]:
         loss = trainer.loss_module
-        return {"loss_module": loss} if isinstance(loss, nn.Module) else {}
+        if isinstance(loss, nn.Module):
+            return {"loss_module": loss}
+        return {}
 
     return Training(lambda: optimizers(trainer), losses)

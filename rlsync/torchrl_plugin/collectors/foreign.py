@@ -80,7 +80,10 @@ class ForeignEndpoint(Endpoint):
     @property
     def unkept(self) -> str:
         """Which of rlsync's promises this transport does not keep, in words."""
-        stamps = "stamps may be wrong" if self.stamped else "frames carry no policy_version"
+        if self.stamped:
+            stamps = "stamps may be wrong"
+        else:
+            stamps = "frames carry no policy_version"
         return f"keeps none of rlsync's promises: reads may be torn and {stamps}"
 
     @property
@@ -104,12 +107,17 @@ class ForeignEndpoint(Endpoint):
     def specs(self, destination: str) -> list[LeafSpec] | None:
         # Distributed collectors have no get_model; they hold what their workers copied.
         find = partial(walk, self.collector, error=DestinationNotFound, root_name="collector")
-        shows = self.collector.get_model if isinstance(self.collector, ShowsModels) else None
+        if isinstance(self.collector, ShowsModels):
+            shows = self.collector.get_model
+        else:
+            shows = None
         try:
             model: object = find(parse(destination)) if shows is None else shows(destination)
         except (ValueError, AttributeError, KeyError, DestinationNotFound):
             return None
-        return Leaves(model, f"collector.{destination}").specs() if isinstance(model, nn.Module) else None
+        if isinstance(model, nn.Module):
+            return Leaves(model, f"collector.{destination}").specs()
+        return None
 
     def verification(self) -> NoReturn:
         what = f"the workers of this {type(self.collector).__name__} cannot be asked what they act with"
@@ -140,8 +148,10 @@ class OtherServerEndpoint(ForeignEndpoint):
 
 
 class CallTransport(Transport):
-    """A transport that calls ``collector.update_policy_weights_`` with the tensors of each publish: TorchRL
-    carries the bytes, so only law 2 of :class:`rlsync.transport.contract.Transport` (the stamp) holds.
+    """A transport that calls ``collector.update_policy_weights_`` with the tensors of each publish.
+
+    TorchRL carries the bytes, so only law 2 of :class:`rlsync.transport.contract.Transport` (the stamp)
+    holds.
     """
 
     background = False
@@ -206,9 +216,10 @@ _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no ver
 
 
 class RemoteEndpoint(ForeignEndpoint):
-    """A DistributedCollector, RPCCollector or RayCollector that sends by TorchRL's own scheme. Frames are
-    stamped, by an actor of Ray or by the learner, where TorchRL applies weights between rollouts only. Then
-    every update through the collector is a version, also one of the user's.
+    """A DistributedCollector, RPCCollector or RayCollector that sends by TorchRL's own scheme.
+
+    Frames are stamped, by an actor of Ray or by the learner, where TorchRL applies weights between rollouts
+    only. Then every update through the collector is a version, also one of the user's.
     """
 
     collector: Remote
@@ -245,7 +256,8 @@ class RemoteEndpoint(ForeignEndpoint):
     @contextmanager
     def _numbered(self, _: object, worker_ids: object) -> Iterator[None]:
         """An update of the collector: a publish of ours, or one that somebody else makes."""
-        ours, ledger = self.transport.underway, self.publisher.ledger
+        ours = self.transport.underway
+        ledger = self.publisher.ledger
         stamp = ledger.next if ours is None else ours
         if isinstance(self.collector, RayCollector):
             distributed.number_next_update(self.collector, stamp.version)

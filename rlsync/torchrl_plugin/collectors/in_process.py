@@ -168,7 +168,9 @@ class InProcessEndpoint(Endpoint):
 
     def _arriving(self, destination: str) -> list[str]:
         layout = self.publisher.transport.layout
-        return [] if layout is None else [leaf.name for leaf in layout.destinations.get(destination, ())]
+        if layout is None:
+            return []
+        return [leaf.name for leaf in layout.destinations.get(destination, ())]
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of the live leaves that publishes bring, by destination."""

@@ -16,8 +16,9 @@ from rlsync.core.whole_file import reserve
 
 
 class StagedCheckpoint(Checkpoint):
-    """A checkpoint that its subclass puts into its place. Until TorchRL syncs it to disk and can do so where
-    folders cannot be renamed.
+    """A checkpoint that its subclass puts into its place.
+
+    Until TorchRL syncs it to disk and can do so where folders cannot be renamed.
     """
 
     @abstractmethod
@@ -33,8 +34,9 @@ class StagedCheckpoint(Checkpoint):
 
 
 class _MapsWithRoom(TorchFunctionMode):
-    """Inside, a file has its room on the disk before it is mapped: OSError if there is none. To write to a
-    map of it would end the process (SIGBUS). Until tensordict writes files by writes.
+    """Inside, a file has its room on the disk before it is mapped: OSError if there is none.
+
+    To write to a map of it would end the process (SIGBUS). Until tensordict writes files by writes.
     """
 
     def __torch_function__(

@@ -47,7 +47,10 @@ def freezes_weights(collector: Collector) -> bool:
     if not collector.compiled_policy or chosen.get("backend", "inductor") != "inductor":
         return False
     loaded = sys.modules.get("torch._inductor.config")  # seconds, where nobody has compiled
-    freezes = os.environ.get("TORCHINDUCTOR_FREEZING") == "1" if loaded is None else loaded.freezing
+    if loaded is None:
+        freezes = os.environ.get("TORCHINDUCTOR_FREEZING") == "1"
+    else:
+        freezes = loaded.freezing
     return bool((chosen.get("options") or {}).get("freezing", freezes))
 
 
@@ -65,9 +68,11 @@ def collects_in_the_background(collector: object) -> bool:
 def around_rollouts(
     collector: Collector, enter: Callable[[Collector], AbstractContextManager[object]]
 ) -> None:
-    """Run every rollout inside ``enter(collector)``, in the thread that acts; not by ``pre_collect_hook``,
-    which a hook of the user's would replace. An LLMCollector's ``rollout`` is a property, which returns one
-    of several methods: that one is wrapped. ConfigError in the first ones, if frames change later.
+    """Run every rollout inside ``enter(collector)``, in the thread that acts.
+
+    Not by ``pre_collect_hook``, which a hook of the user's would replace. An LLMCollector's ``rollout`` is a
+    property, which returns one of several methods: that one is wrapped. ConfigError in the first ones, if
+    frames change later.
     """
     several = isinstance(type(collector).rollout, property)
     frames = FramesWatch()
@@ -113,7 +118,8 @@ def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorD
 
 def let_arrive(collector: MultiCollector, order: Iterable[int]) -> None:
     """Let asynchronous rollouts arrive in this order; early ones wait. After the last one: BoardClosed."""
-    workers, early = iter(order), defaultdict[int, deque[Any]](deque)
+    workers = iter(order)
+    early = defaultdict[int, deque[Any]](deque)
     expected = next(workers, None)
 
     @in_place_of(collector, "_get_from_queue")
@@ -124,14 +130,20 @@ def let_arrive(collector: MultiCollector, order: Iterable[int]) -> None:
         while not early[expected]:
             arrived = type(self)._get_from_queue(self, timeout=timeout)
             early[arrived[0]].append(arrived)
-        first, expected = early[expected].popleft(), next(workers, None)
+        first = early[expected].popleft()
+        expected = next(workers, None)
         return first
 
 
 def policy_of(collector: object) -> nn.Module | None:
     """The module that a collector of this process calls in each step, not compiled; None if there is none."""
-    policy = collector._wrapped_policy_uncompiled if isinstance(collector, Collector) else None
-    return policy if isinstance(policy, nn.Module) else None
+    if isinstance(collector, Collector):
+        policy = collector._wrapped_policy_uncompiled
+    else:
+        policy = None
+    if isinstance(policy, nn.Module):
+        return policy
+    return None
 
 
 Change = Callable[[TensorDictBase], TensorDictBase]
@@ -143,8 +155,10 @@ class PolicyCall(Protocol):
 
 
 def policy_call(collector: Collector) -> PolicyCall | str:
-    """What calls the policy on a copy of the next rollout's first observation, without exploration or as
-    rollouts explore, or why nobody can. Call it before the policy's calls are wrapped. For torchrl 0.14.1.
+    """What calls the policy on a copy of the next rollout's first observation, or why nobody can.
+
+    Without exploration or as rollouts explore. Call it before the policy's calls are wrapped. For torchrl
+    0.14.1.
     """
     if isinstance(type(collector).rollout, property):
         return "a call of a language model generates a whole answer"
@@ -156,7 +170,10 @@ def policy_call(collector: Collector) -> PolicyCall | str:
         given = change(collector._carrier.clone())
         if collector._cast_to_policy_device and collector.policy_device is not None:
             given = given.to(collector.policy_device)
-        exploration = collector.exploration_type if explores else ExplorationType.DETERMINISTIC
+        if explores:
+            exploration = collector.exploration_type
+        else:
+            exploration = ExplorationType.DETERMINISTIC
         with set_exploration_type(exploration):
             return given, policy(given.copy())
 
@@ -257,7 +274,9 @@ def _lead_and_then(users: Callable[[], None] | None) -> None:
 
 def end_groups(collector: MultiCollector) -> None:
     """Let what workers start end with them, when a shutdown closes the queue. Until TorchRL does so."""
-    workers, queue, ours = list(collector.procs), collector.queue_out, os.getpid()
+    workers = list(collector.procs)
+    queue = collector.queue_out
+    ours = os.getpid()
     close_it = queue.close
 
     def close() -> None:
@@ -275,7 +294,8 @@ def why_not_ready(message: object) -> tuple[Exception, str] | None:
     """The error in a worker's first ``message``; None if it is ready, or TorchRL raises the error again."""
     if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
         return None
-    name, text = str(message["exception_type"]), str(message["exception_msg"])
+    name = str(message["exception_type"])
+    text = str(message["exception_msg"])
     error: object = None
     with suppress(Exception):  # the class may be one of a function, or take other arguments
         error = getattr(import_module(message["exception_module"]), name)(text)

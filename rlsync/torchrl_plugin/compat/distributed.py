@@ -88,14 +88,18 @@ class ActorWorkers(_WorkersOf[RayCollector]):
     def __init__(self, collector: RayCollector) -> None:
         kind = collector.collector_class
         several = issubclass(kind, MultiCollector)
-        self._workers_of_an_actor = int(collector.map_fn("num_workers")[0]) if several else 1
+        if several:
+            self._workers_of_an_actor = int(collector.map_fn("num_workers")[0])
+        else:
+            self._workers_of_an_actor = 1
         super().__init__(collector, int(collector.num_collectors) * self._workers_of_an_actor)
         self.in_flight = not waits_for_learner(collector) or issubclass(kind, MultiAsyncCollector)
 
     @property
     def actors(self) -> dict[int, Any]:
         """The actor of each worker, by the worker's number."""
-        each, actors = self._workers_of_an_actor, self.collector.remote_collectors
+        each = self._workers_of_an_actor
+        actors = self.collector.remote_collectors
         return {worker: actors[worker // each] for worker in range(len(actors) * each)}
 
     @property
@@ -126,7 +130,9 @@ def workers_of(collector: C, kind: Callable[[C], W]) -> W:
 
 def policy_of_learner(collector: DistributedCollector | RayCollector) -> nn.Module | None:
     """The policy that the workers get from the learner; ``None`` if a policy_factory makes it there."""
-    return collector.policy if isinstance(collector.policy, nn.Module) else None
+    if isinstance(collector.policy, nn.Module):
+        return collector.policy
+    return None
 
 
 class PolicyByValue:
@@ -148,7 +154,9 @@ class PolicyByValue:
 def own_policy(collector: DistributedCollector) -> nn.Module | None:
     """The policy that the workers get from the learner; ``None`` if a policy_factory of the user makes it."""
     own_factory = any(not isinstance(f, PolicyByValue) for f in collector.policy_factory if f is not None)
-    return None if own_factory else policy_of_learner(collector)
+    if own_factory:
+        return None
+    return policy_of_learner(collector)
 
 
 def send_policy_by_value(collector: DistributedCollector, policy: nn.Module) -> None:

@@ -20,7 +20,9 @@ class ScaledPrior(RSSMPriorV3):
             self.register_buffer("half_range", (bounds[1] - bounds[0]) / 2)
 
     def scaled(self, action: Tensor) -> Tensor:
-        return (action - self.middle) / self.half_range if self.scales else action
+        if self.scales:
+            return (action - self.middle) / self.half_range
+        return action
 
     def _update_belief(self, state: Tensor, belief: Tensor, action: Tensor) -> Tensor:
         return super()._update_belief(state, belief, self.scaled(action))

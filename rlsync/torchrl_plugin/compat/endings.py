@@ -35,8 +35,10 @@ _SEEN_WITHIN_S = 2.0  #: how long the exit of a killed process may take to be se
 
 
 class FramesMadeHere:
-    """A collector of this process while a Stop may end it. Its processes can be killed; a thread that hangs
-    cannot, but meanwhile a checkpoint can be written. A shutdown may take ``leave_within_s``.
+    """A collector of this process while a Stop may end it.
+
+    Its processes can be killed; a thread that hangs cannot, but meanwhile a checkpoint can be written. A
+    shutdown may take ``leave_within_s``.
     """
 
     def __init__(self, collector: LocalCollector, leave_within_s: float, asked: Callable[[], bool]) -> None:
@@ -60,7 +62,9 @@ class FramesMadeHere:
     def while_waiting(self, thread: int, call: Callable[[], T]) -> T | None:
         """What ``call`` returns while this thread waits for a batch; None if it does not wait."""
         with self._lock:
-            return call() if self._thread == thread else None
+            if self._thread == thread:
+                return call()
+            return None
 
     def stacks(self, *threads: int) -> str:
         """Where these threads, and those that step environments, are now, innermost call last."""
@@ -115,7 +119,8 @@ class FramesMadeHere:
         """The error of a wait that failed after a stop was asked for, because a process is gone."""
         if self._failed is not None or not self._asked():
             return self._failed
-        processes, until = processes_behind(self._collector), time.monotonic() + _SEEN_WITHIN_S
+        processes = processes_behind(self._collector)
+        until = time.monotonic() + _SEEN_WITHIN_S
         dead: list[BaseProcess] = []
         while processes:
             dead = [p for p in processes if p.exitcode not in (None, 0)]
@@ -123,12 +128,15 @@ class FramesMadeHere:
                 break
             time.sleep(0.01)
         ended = "; ".join(f"{p.name} (pid {p.pid}, {ending(p.exitcode or 0)})" for p in dead)
-        return WorkerLost(ended, "waiting for frames", "resume the run") if ended else None
+        if ended:
+            return WorkerLost(ended, "waiting for frames", "resume the run")
+        return None
 
     @contextmanager
     def _leaving(self, timeout_s: float) -> Iterator[None]:
         """Kill what has not left in time, so that nobody waits for it longer."""
-        processes, threads = processes_behind(self._collector), _threads_behind(self._collector)
+        processes = processes_behind(self._collector)
+        threads = _threads_behind(self._collector)
         timer = threading.Timer(timeout_s, _kill, [processes, f"{timeout_s:g} s after it was to leave"])
         timer.daemon = True
         timer.start()
@@ -169,24 +177,35 @@ def processes_behind(collector: LocalCollector) -> list[BaseProcess]:
     processes = [worker for worker in collector._workers if isinstance(worker, BaseProcess)]
     processes += _of_env(collector._env_pool)
     server = process_of(server_of(collector))
-    return processes if server is None else [*processes, server]
+    if server is None:
+        return processes
+    return [*processes, server]
 
 
 def _of_env(env: object) -> list[BaseProcess]:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     if isinstance(env, ParallelEnv):
-        return [] if env.is_closed else list(env._workers)
-    return list(env.threads) if isinstance(env, ProcessorAsyncEnvPool) else []  # TorchRL calls them so
+        if env.is_closed:
+            return []
+        return list(env._workers)
+    # TorchRL calls them so
+    if isinstance(env, ProcessorAsyncEnvPool):
+        return list(env.threads)
+    return []
 
 
 def _threads_behind(collector: LocalCollector) -> list[Thread]:
     """The threads that step a collector's environments in this process, without the one that iterates."""
     if isinstance(collector, Collector):
         thread = getattr(collector, "_thread", None)
-        return [thread] if isinstance(thread, Thread) else []
+        if isinstance(thread, Thread):
+            return [thread]
+        return []
     pool = collector._env_pool
-    return list(pool._pool._threads) if isinstance(pool, ThreadingAsyncEnvPool) else []
+    if isinstance(pool, ThreadingAsyncEnvPool):
+        return list(pool._pool._threads)
+    return []
 
 
 def _kill(processes: Sequence[BaseProcess], when: str) -> None:

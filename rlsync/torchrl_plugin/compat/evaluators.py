@@ -34,9 +34,11 @@ _WHERE = "SyncWeights.pin"
 def pin(
     evaluator: Evaluator, bound_map: BoundMap, settle: Callable[[], object], publish: Callable[[], object]
 ) -> VersionCopies:
-    """Let every evaluation act with one version of a map, and say which; ``settle`` makes the publish that is
-    owed. Returns what is to be told of each publish. ConfigError for an Evaluator that has evaluated, or of a
-    backend but ``"thread"`` and ``"process"``; DestinationNotFound, LayoutMismatch: its worker does not fit.
+    """Let every evaluation act with one version of a map, and say which.
+
+    ``settle`` makes the publish that is owed. Returns what is to be told of each publish. ConfigError for an
+    Evaluator that has evaluated, or of a backend but ``"thread"`` and ``"process"``; DestinationNotFound,
+    LayoutMismatch: its worker does not fit.
     """
     backend = evaluator._backend
     if not isinstance(backend, _ThreadEvalBackend):
@@ -88,7 +90,8 @@ def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> Non
     for destination in destinations if backend._use_multi_collector else ():
         if destination not in offered:
             raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered)
-    policy, expected = backend._policy, bound_map.endpoint.specs("policy")
+    policy = backend._policy
+    expected = bound_map.endpoint.specs("policy")
     if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
         leaves = Leaves(policy, "the Evaluator's policy")
         if backend._use_multi_collector:
@@ -100,13 +103,16 @@ def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
     """A policy that nobody else writes to, and whose weights nobody else acts with."""
     written = bound_map.memory()
     shares = any(memory_key(tensor) in written for tensor in Leaves(policy, "policy").tensors())
-    return copied(policy, "the policy", {"policy": policy}, _WHERE) if shares else policy
+    if shares:
+        return copied(policy, "the policy", {"policy": policy}, _WHERE)
+    return policy
 
 
 def _write(collector: Any, weights: VersionCopy) -> None:
     acts: list[object] = [policy_of(collector)]
     for destination in {destination for destination, _ in weights.leaves}:
-        path, name = parse(destination), "the Evaluator's collector"
+        path = parse(destination)
+        name = "the Evaluator's collector"
         module = walk(collector, path, error=DestinationNotFound, root_name=name, where=_WHERE)
         write(Leaves(module, f"the Evaluator's {destination}"), weights.of(destination))
         acts.append(module)

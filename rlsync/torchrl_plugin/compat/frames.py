@@ -21,9 +21,11 @@ _STEP = "step_and_maybe_reset"
 
 
 class FramesWatch:
-    """Refuses an environment that writes into what it has answered, in its first rollouts. A frame is copied
-    at the end of a rollout, or when it is added to a replay buffer: until then it shares the memory of what
-    GymWrapper was given. It would show a later observation than the policy has seen, as its next, too.
+    """Refuses an environment that writes into what it has answered, in its first rollouts.
+
+    A frame is copied at the end of a rollout, or when it is added to a replay buffer: until then it shares
+    the memory of what GymWrapper was given. It would show a later observation than the policy has seen, as
+    its next, too.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,8 @@ class FramesWatch:
         if self._steps >= _WATCHED or not isinstance(env, EnvBase):
             yield
             return
-        step_and_maybe_reset, others = env.step_and_maybe_reset, vars(env).get(_STEP)
+        step_and_maybe_reset = env.step_and_maybe_reset
+        others = vars(env).get(_STEP)
 
         def step(tensordict: TensorDictBase) -> Any:
             stepped, root = step_and_maybe_reset(tensordict)

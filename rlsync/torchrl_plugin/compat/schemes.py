@@ -26,7 +26,9 @@ from rlsync.torchrl_plugin.compat.distributed import PolicyByValue
 def schemes_of(collector: object) -> dict[str, WeightSyncScheme]:
     """The sender schemes of a collector by destination. Until collectors show them."""
     held = getattr(collector, "_weight_sync_schemes", None)
-    return dict(held) if held else {}
+    if held:
+        return dict(held)
+    return {}
 
 
 def forget_sender(scheme: WeightSyncScheme) -> None:
@@ -59,12 +61,16 @@ def weights_of(policy: object) -> object:
     if isinstance(policy, CloudpickleWrapper):
         return weights_of(policy.fn)
     random = policy is None or isinstance(policy, RandomPolicy)
-    return _WITHOUT_WEIGHTS if random or _holds_none(policy) else policy
+    if random or _holds_none(policy):
+        return _WITHOUT_WEIGHTS
+    return policy
 
 
 def send_whole_if_meta_changes_it(collector: MultiCollector) -> None:
-    """Send a policy as it is, before the start, if it is no module, or if a weight is of a class of which the
-    meta device may make a plain tensor. Until ``_make_meta_policy_cm`` does.
+    """Send a policy as it is, before the start, where the meta device would change it.
+
+    If it is no module, or if a weight is of a class of which the meta device may make a plain tensor. Until
+    ``_make_meta_policy_cm`` does.
     """
     policy = collector.policy
     if not has_own_policy_template(collector):

@@ -32,12 +32,16 @@ def server_of(holder: object) -> Server | None:
     """The server that ``holder`` is, or asks for actions. Until AsyncBatchedCollector shows its server."""
     if isinstance(holder, AsyncBatchedCollector):
         return holder._server
-    return holder if isinstance(holder, (InferenceServer, ProcessInferenceServer)) else None
+    if isinstance(holder, (InferenceServer, ProcessInferenceServer)):
+        return holder
+    return None
 
 
 def scheme_of_server(server: Server) -> object:
     """What was passed as ``weight_sync``; ``None`` for a server whose loop is a Ray actor."""
-    return None if isinstance(server, RayInferenceServer) else _given(server, "weight_sync")
+    if isinstance(server, RayInferenceServer):
+        return None
+    return _given(server, "weight_sync")
 
 
 def destination_of_server(server: Server) -> Any:
@@ -48,15 +52,21 @@ def destination_of_server(server: Server) -> Any:
 def policy_like_served(holder: object) -> object:
     """A policy like the one that a server, or the server of a collector, has; perhaps made for this call."""
     if isinstance(holder, AsyncBatchedCollector):
-        return holder._policy_factory() if holder._policy is None else holder._policy
+        if holder._policy is None:
+            return holder._policy_factory()
+        return holder._policy
     if isinstance(holder, ProcessInferenceServer):
         return holder.policy_factory()
-    return holder.model if isinstance(holder, InferenceServer) else None
+    if isinstance(holder, InferenceServer):
+        return holder.model
+    return None
 
 
 def process_of(server: Server) -> BaseProcess | None:
     """The process of ``server``; ``None`` for a thread, and before the start."""
-    return server._process if isinstance(server, ProcessInferenceServer) else None
+    if isinstance(server, ProcessInferenceServer):
+        return server._process
+    return None
 
 
 def serve_version(server: InferenceServer, version: int) -> None:

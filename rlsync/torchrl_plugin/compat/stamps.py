@@ -60,8 +60,9 @@ def announce_version(collector: object, version: int) -> None:
 
 
 def stamp(collector: Collector, version: int) -> None:
-    """Make all frames of the next rollout carry ``version``, the root of the first one too: the tracker wrote
-    that with the last frame of the batch before. An LLMCollector keeps it in its shuttle.
+    """Make all frames of the next rollout carry ``version``, the root of the first one too.
+
+    The tracker wrote that with the last frame of the batch before. An LLMCollector keeps it in its shuttle.
     """
     tracker = collector.policy_version_tracker
     if not isinstance(tracker, PolicyVersion):
@@ -83,8 +84,10 @@ _stock_tracking = Collector._setup_policy_version_tracking
 
 
 def make_room_for_the_stamp() -> None:
-    """Let a collector of this process carry stamps with any policy and environment; call it in a worker,
-    before the policy is wrapped. It changes TorchRL itself, once: there is no object of ours yet to wrap.
+    """Let a collector of this process carry stamps with any policy and environment.
+
+    Call it in a worker, before the policy is wrapped. It changes TorchRL itself, once: there is no object of
+    ours yet to wrap.
     """
     if Collector._setup_policy_version_tracking is _stock_tracking:
         _call_policies_without_the_stamp()
@@ -99,7 +102,8 @@ def _call_policies_without_the_stamp() -> None:
     def without_the_stamp(policy: Any, observation_spec: Any, *args: Any, **kwargs: Any) -> Any:
         takes_it = isinstance(policy, nn.Module) and STAMP in inspect.signature(policy.forward).parameters
         if isinstance(observation_spec, Composite) and not takes_it:
-            shape, device = observation_spec.shape, observation_spec.device
+            shape = observation_spec.shape
+            device = observation_spec.device
             named = {key: spec for key, spec in observation_spec.items() if key != STAMP}
             observation_spec = Composite(named, shape=shape, device=device)
         return stock(policy, observation_spec, *args, **kwargs)

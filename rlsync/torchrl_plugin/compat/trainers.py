@@ -47,14 +47,18 @@ class StockHook:
     @property
     def feeds(self) -> object:
         """What it sends weights to: a sender, or a collector through ``update_policy_weights_``."""
-        return self.hook.collector if self.hook.sender is None else self.hook.sender
+        if self.hook.sender is None:
+            return self.hook.collector
+        return self.hook.sender
 
     @property
     def destinations(self) -> tuple[str, ...]:
         """Which destinations it sends weights to; none if a sender knows them."""
         if self.hook.sender is not None:
             return ()
-        return (POLICY,) if self.hook.weight_update_map is None else tuple(self.hook.weight_update_map)
+        if self.hook.weight_update_map is None:
+            return (POLICY,)
+        return tuple(self.hook.weight_update_map)
 
     def __str__(self) -> str:
         hook = self.hook
@@ -143,7 +147,8 @@ def _unwrapped(op: Any) -> object:
 
 def planned(trainer: Trainer) -> Counters:
     """The counters at the end of the planned run, or more; what nobody can foresee is very large."""
-    many, collector = 10**15, trainer.collector
+    many = 10**15
+    collector = trainer.collector
     batches = many
     counted = isinstance(collector, (Collector, MultiCollector)) and not trainer.async_collection
     if counted and not collector.split_trajs and collector.trajs_per_batch is None:
@@ -161,7 +166,10 @@ def training_now() -> Trainer | None:
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        trainer = frame.f_locals.get("self") if frame.f_code.co_name == "train" else None
+        if frame.f_code.co_name == "train":
+            trainer = frame.f_locals.get("self")
+        else:
+            trainer = None
         if isinstance(trainer, Trainer):
             return trainer
     return None
@@ -248,7 +256,9 @@ def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:
 
 
 def _owner(function: object) -> object:
-    return function.__self__ if isinstance(function, MethodType) else function
+    if isinstance(function, MethodType):
+        return function.__self__
+    return function
 
 
 def _ours(function: object) -> bool:
@@ -260,7 +270,9 @@ def optimizer_steps(trainer: Trainer, counted: int) -> int:
     # Trainer._optim_count counts one too many for each epoch that ends by StopIteration.
     stepper = trainer.optimization_stepper
     own = getattr(stepper, "optimizer_step_count", None)
-    return counted if own is None else int(own)
+    if own is None:
+        return counted
+    return int(own)
 
 
 def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
@@ -270,7 +282,10 @@ def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
     attributes = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
     held: dict[int, torch.optim.Optimizer] = {}
     for attribute in attributes:
-        values = attribute.values() if isinstance(attribute, dict) else attribute
+        if isinstance(attribute, dict):
+            values = attribute.values()
+        else:
+            values = attribute
         for value in values if isinstance(attribute, (list, tuple, dict)) else (attribute,):
             if isinstance(value, torch.optim.Optimizer):
                 held[id(value)] = value
@@ -286,10 +301,13 @@ def refuse_remote_learner(trainer: Trainer) -> None:
 
 
 def refuse_idle_shards(trainer: Trainer) -> None:
-    """Refuse networks that FSDP 2 shards and no step would change: its hooks find no tensors in a tensordict,
-    and functional losses use other parameters. Until TorchRL's losses do neither.
+    """Refuse networks that FSDP 2 shards and no step would change.
+
+    Its hooks find no tensors in a tensordict, and functional losses use other parameters. Until TorchRL's
+    losses do neither.
     """
-    fsdp, loss = sys.modules.get("torch.distributed.fsdp"), trainer.loss_module
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    loss = trainer.loss_module
     if fsdp is None or not isinstance(loss, nn.Module):
         return
     children = dict(loss.named_children())
@@ -334,7 +352,8 @@ def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
     held = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
     if not isinstance(held, _Loading):
         held = _Loading(trainer)
-        trainer.load_state_dict, trainer.load_from_file = held.load_state_dict, held.load_from_file
+        trainer.load_state_dict = held.load_state_dict
+        trainer.load_from_file = held.load_from_file
     held.may_be_absent.add(hook)
 
 

@@ -31,7 +31,9 @@ class Unit:
     @property
     def inner(self) -> object:
         """What a TensorDictModule wraps; of others, the unit itself."""
-        return self.module.module if isinstance(self.module, TensorDictModule) else self.module
+        if isinstance(self.module, TensorDictModule):
+            return self.module.module
+        return self.module
 
     @property
     def learns(self) -> bool:
@@ -103,7 +105,8 @@ def dreamer_map(
           cure   give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand
     """
     losses = dict(loss) if isinstance(loss, Mapping) else {"loss_module": loss}
-    trained, acts = parts_of_losses(losses), parts_of_player(player)
+    trained = parts_of_losses(losses)
+    acts = parts_of_player(player)
     where = f"player, {type(player).__name__}"
     if trained.version != acts.version:
         what = f"the losses are DreamerV{trained.version}'s and the player is DreamerV{acts.version}'s"
@@ -118,7 +121,10 @@ def dreamer_map(
     for to, path, unused in pairs:
         source = str(parse(path))
         declared = {"exclude" if acts.version == 3 else "idle": unused}
-        sync_map[str(parse(f"{destination}.{to}"))] = Source(source, **declared) if unused else source
+        if unused:
+            sync_map[str(parse(f"{destination}.{to}"))] = Source(source, **declared)
+        else:
+            sync_map[str(parse(f"{destination}.{to}"))] = source
     return sync_map
 
 
@@ -212,7 +218,10 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
 def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
     """What a player carries, as shapes by key; ConfigError if the prior does not know an action's."""
     prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
-    width = prior.state_dim if parts.version == 1 else prior.num_categoricals * prior.num_classes
+    if parts.version == 1:
+        width = prior.state_dim
+    else:
+        width = prior.num_categoricals * prior.num_classes
     shapes: dict[str, tuple[int, ...]] = {"state": (width,), "belief": (prior.rnn_hidden_dim,)}
     if not parts.estimates:
         return shapes
@@ -227,10 +236,15 @@ def _one(found: list[Unit], what: str, where: str) -> Unit:
     if len(found) == 1:
         return found[0]
     given = "no" if not found else f"{len(found)} of"
-    places = "" if not found else f" ({', '.join(unit.path or 'itself' for unit in found)})"
+    if not found:
+        places = ""
+    else:
+        places = f" ({', '.join(unit.path or 'itself' for unit in found)})"
     cure = "give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand"
     raise ConfigError(f"there is {given} {what}", where + places, cure)
 
 
 def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
+    if path and name:
+        return f"{path}.{name}"
+    return path or name

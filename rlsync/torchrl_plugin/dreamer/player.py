@@ -111,13 +111,22 @@ class DreamerPlayer(TensorDictModuleBase):
         begins = made_by == NO_VERSION
         stale = ~begins & (made_by != version)
         if self.on_adoption != "keep" and bool(stale.any()):
-            again = self._recomputed(stale) if self.on_adoption == "recompute" else None
+            if self.on_adoption == "recompute":
+                again = self._recomputed(stale)
+            else:
+                again = None
             for key in self._shapes:
                 value = tensordict.get(key)
-                fresh = torch.zeros_like(value) if again is None else again[key].to(value.dtype)
+                if again is None:
+                    fresh = torch.zeros_like(value)
+                else:
+                    fresh = again[key].to(value.dtype)
                 tensordict.set(key, _where(stale, fresh, value))
             made_by = torch.where(stale, NO_VERSION if again is None else version, made_by)
-        seen = tensordict.select(*self._observed(), strict=False) if self.on_adoption == "recompute" else None
+        if self.on_adoption == "recompute":
+            seen = tensordict.select(*self._observed(), strict=False)
+        else:
+            seen = None
         self.player(tensordict)
         tensordict.set(STATE_VERSION, made_by)
         self._carry(tensordict, version)
@@ -126,7 +135,8 @@ class DreamerPlayer(TensorDictModuleBase):
         return tensordict
 
     def _versions(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        made_by, stamp = tensordict.get(STATE_VERSION, None), tensordict.get(STAMP, None)
+        made_by = tensordict.get(STATE_VERSION, None)
+        stamp = tensordict.get(STAMP, None)
         if made_by is None:
             what = f"the environment does not carry {STATE_VERSION!r}"
             cure = "TransformedEnv(env, Compose(InitTracker(), player.primer()))"

@@ -158,7 +158,10 @@ class Stop:
                     trainers.run_shutdown_operations(self._trainer)
             finally:
                 collector = self._trainer.collector  # whatever state its workers are in
-                quiet = {} if isinstance(collector, Remote) else {"raise_on_error": False}
+                if isinstance(collector, Remote):
+                    quiet = {}
+                else:
+                    quiet = {"raise_on_error": False}
                 collector.shutdown(timeout=LEAVE_WITHIN_S, **quiet)
                 self._ended.set()
         if self._deadline is not None:
@@ -211,4 +214,6 @@ def _processes(collector: BaseCollector) -> list[BaseProcess]:
         return []
     if isinstance(endpoint, BoardEndpoint):
         return list(endpoint.publisher.collector.procs)
-    return list(collector.procs) if isinstance(collector, collectors.MultiCollector) else []
+    if isinstance(collector, collectors.MultiCollector):
+        return list(collector.procs)
+    return []

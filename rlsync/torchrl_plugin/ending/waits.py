@@ -48,7 +48,10 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
         try:
             if worker in dead:
                 process.join(REAPED_WITHIN_S)
-            ends[worker] = None if process.exitcode is None else ending(process.exitcode)
+            if process.exitcode is None:
+                ends[worker] = None
+            else:
+                ends[worker] = ending(process.exitcode)
         except ValueError:  # closed
             continue
     return ends
@@ -68,7 +71,9 @@ def lost_workers(
     ]
     # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
     first = [status for status in dead if status.state != ending(-signal.SIGTERM)]
-    return worker_lost(first or dead, where) if dead else None
+    if dead:
+        return worker_lost(first or dead, where)
+    return None
 
 
 def await_newest(publisher: WorkersPublisher, timeout_s: float) -> None:
@@ -87,6 +92,7 @@ def await_start(
     stand: Callable[[], object],
 ) -> None:
     """Wait until every worker process is ready, see :func:`await_ready`, where TorchRL 0.14 reads for ever.
+
     What TorchRL reads afterwards was read here; then ``stand()`` is called.
     """
     unread = list(collector.pipes)
@@ -97,7 +103,8 @@ def await_start(
             stand()
 
     def ready(worker: int, seconds: float) -> bool:
-        pipe, process = collector.pipes[worker], collector.procs[worker]
+        pipe = collector.pipes[worker]
+        process = collector.procs[worker]
         if not pipe.poll(seconds):
             return False
         try:
@@ -134,12 +141,14 @@ def _hand_back(pipe: Any, message: object, read: Callable[[], None]) -> None:
         read()
         return message
 
-    pipe.recv, pipe.poll = recv, lambda timeout=0.0: True
+    pipe.recv = recv
+    pipe.poll = lambda timeout=0.0: True
 
 
 def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
-    """Run all talk to a worker inside ``enter()``: one that dies before it answers closes its pipe. What
-    TorchRL asks all workers for, it asks after a look for dead ones that may raise a ValueError.
+    """Run all talk to a worker inside ``enter()``: one that dies before it answers closes its pipe.
+
+    What TorchRL asks all workers for, it asks after a look for dead ones that may raise a ValueError.
     """
     asks = "set_seed", "reset", "getattr_policy", "getattr_env"
     for owner, names in [(collector, asks), *((pipe, ("send", "recv")) for pipe in collector.pipes)]:
@@ -156,9 +165,10 @@ def _inside(enter: Enter, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
-    """Use ``wait`` wherever the learner waits for workers, in TorchRL 0.14 for ever: for batches, answers,
-    the lock of a shared buffer and its frames. Updates of workers that fill one look, too: a loop may do
-    nothing else with its collector. ``came(worker)`` is called when its batch arrives.
+    """Use ``wait`` wherever the learner waits for workers, in TorchRL 0.14 for ever.
+
+    For batches, answers, the lock of a shared buffer and its frames. Updates of workers that fill one look,
+    too: a loop may do nothing else with its collector. ``came(worker)`` is called when its batch arrives.
     """
     inner = present_method(collector.queue_out, "get")
 
@@ -245,8 +255,9 @@ _DO_NOT_WAIT = frozenset({"close", "reset", "run_free", "pause", "restart"})
 
 
 class KeptRollouts:
-    """Which workers owe a rollout, and those that came unasked; nothing here keeps the collector alive. A
-    worker of TorchRL 0.14's MultiAsyncCollector that finds a message after its rollout drops the rollout,
+    """Which workers owe a rollout, and those that came unasked; nothing here keeps the collector alive.
+
+    A worker of TorchRL 0.14's MultiAsyncCollector that finds a message after its rollout drops the rollout,
     answers, and waits for the word that the learner sends only when a rollout arrives. So each checkpoint,
     which asks all workers for their state, would lose some. Here a question waits for the rollout.
     """
@@ -269,14 +280,18 @@ class KeptRollouts:
         return item
 
     def next(self) -> Any | None:
-        return self._kept.popleft() if self._kept else None
+        if self._kept:
+            return self._kept.popleft()
+        return None
 
     def wait_for(self, worker: int) -> None:
         """Keep what the queue's own ``get``, which is watched, brings before the rollout of ``worker``."""
         collector = self._collector()
         if collector is None or worker not in self.owing:
             return
-        kept, self._kept = self._kept, deque()  # so that get() does not return them to us
+        # so that get() does not return them to us
+        kept = self._kept
+        self._kept = deque()
         try:
             while worker in self.owing and collector.procs[worker].is_alive():
                 try:
@@ -294,7 +309,9 @@ def keep_rollouts(collector: MultiAsyncCollector) -> None:
     @in_place_of(collector.queue_out, "get")
     def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
         item = kept.next()
-        return kept.got(type(queue).get(queue, block, timeout)) if item is None else item
+        if item is None:
+            return kept.got(type(queue).get(queue, block, timeout))
+        return item
 
     for worker, pipe in enumerate(collector.pipes):
         _ask_after_the_rollout(kept, worker, pipe)

@@ -77,7 +77,10 @@ class Watch:
 
     def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
         """A :data:`~rlsync.torchrl_plugin.ending.waits.Wait` that raises for a dead or silent worker."""
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if timeout_s is None:
+            deadline = math.inf
+        else:
+            deadline = time.monotonic() + timeout_s
         while True:
             with self._reading():
                 if step(max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic()))):
@@ -109,7 +112,11 @@ class Watch:
         silent = {it.reader for it in workers if it.heartbeat_age_s > self.silence.timeout_s}
         if named := self._named(workers, silent):
             living = [worker for worker in named if worker.alive]
-            self._held_by = self._late(living) if living else None  # a lost one is told by told()
+            # a lost one is told by told()
+            if living:
+                self._held_by = self._late(living)
+            else:
+                self._held_by = None
             self._kill({worker.reader for worker in named})
 
     @contextmanager
@@ -154,7 +161,9 @@ class Watch:
         """The publisher, unless its workers have been shut down or belong to another process."""
         collector = self._collector()
         ours = collector is not None and not collector.closed and os.getpid() == self._pid
-        return self._publisher() if ours else None
+        if ours:
+            return self._publisher()
+        return None
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -173,7 +182,9 @@ class Watch:
     def _hanging(self, workers: list[ReaderStatus]) -> AdoptionTimeout | None:
         over = set(self.silence.look({worker.reader: worker.heartbeat_age_s for worker in workers}))
         named = self._named(workers, over)
-        return self._late(named) if named else None
+        if named:
+            return self._late(named)
+        return None
 
     def _named(self, workers: list[ReaderStatus], silent: Collection[int]) -> list[ReaderStatus]:
         """Whom to name if one that is waited for is silent: a stopped one may hold a lock of all others."""
@@ -204,13 +215,16 @@ class Watch:
 
 
 def _end_long_reads(ref: weakref.ref[Watch]) -> None:
-    """While a watch looks after workers, end each read that takes longer than its timeout. The time is
-    counted in sleeps: a program that was suspended has not waited meanwhile.
+    """While a watch looks after workers, end each read that takes longer than its timeout.
+
+    The time is counted in sleeps: a program that was suspended has not waited meanwhile.
     """
-    read, lasts_s = None, 0.0
+    read = None
+    lasts_s = 0.0
     while (watch := ref()) is not None and (publisher := watch.watched()) is not None:
         if watch.read is None or watch.read is not read:
-            read, lasts_s = watch.read, 0.0
+            read = watch.read
+            lasts_s = 0.0
         elif lasts_s > watch.silence.timeout_s:
             watch.end_read(publisher)
         tick_s = min(1.0, watch.silence.timeout_s / 4)

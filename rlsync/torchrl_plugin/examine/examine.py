@@ -77,11 +77,14 @@ class Examination:
 
 
 def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
-    """Change the learner's weights, publish by the trainer's own hook, let workers collect, and compare what
-    they hold, read through ``state_dict``, which uses no transport of weights. Each step may take
-    ``timeout_s``. Afterwards the learner has its old weights; workers have them after the next publish.
+    """Change the learner's weights, publish, let workers collect, and compare what they hold.
+
+    The trainer's own hook publishes. What workers hold is read through ``state_dict``, which uses no
+    transport of weights. Each step may take ``timeout_s``. Afterwards the learner has its old weights;
+    workers have them after the next publish.
     """
-    sync, workers = sync_of(trainer), ExaminedWorkers.of(trainer.collector)
+    sync = sync_of(trainer)
+    workers = ExaminedWorkers.of(trainer.collector)
     plain = {source.destination: source.read() for source in sync.sources}
     moved = crossings_of(trainer, sync)
     with marked(_weights(trainer, sync)):
@@ -163,13 +166,15 @@ def _weights(trainer: Trainer, sync: FoundSync) -> Iterator[Tensor]:
 
 def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
     """Whether a source that no optimizer holds follows the trained weights in some steps, as averages do."""
-    training, held = training_of(trainer), [leaf.read() for leaf in source.leaves().leaves]
+    training = training_of(trainer)
+    held = [leaf.read() for leaf in source.leaves().leaves]
     modules = [*training.losses().values()]
     if source.has_path and (network := training.network_of(trainer, parse(source.description))) is not None:
         modules.append(network[1])
     for module in modules:
         held += [part for t in (*module.parameters(), *module.buffers()) for part in memory_of(t)]
-    kept, before = [tensor.detach().clone() for tensor in held], source.read()
+    kept = [tensor.detach().clone() for tensor in held]
+    before = source.read()
 
     def follow() -> None:
         for _ in range(_STEPS):
@@ -196,7 +201,9 @@ def _within(timeout_s: float, what: str, call: Callable[[], object]) -> str:
     if not called.done():
         return f"{what} did not return within {timeout_s:g} s"
     error = called.exception()
-    return "" if error is None else f"{what} raised {type(error).__name__}: {error}"
+    if error is None:
+        return ""
+    return f"{what} raised {type(error).__name__}: {error}"
 
 
 def _outcome(
@@ -206,7 +213,8 @@ def _outcome(
         silence = before if isinstance(before, NoAnswer) else after
         assert isinstance(silence, NoAnswer)
         return (Outcome.DEAD if silence.dead else Outcome.SILENT), silence.why
-    old, new = before.at(destination), after.at(destination)
+    old = before.at(destination)
+    new = after.at(destination)
     if not new:
         return _nothing_there(collector, destination)
     if not wanted:
@@ -265,9 +273,11 @@ def _leaf_by_leaf(collector: object, source: FoundSource) -> Iterator[Crossing]:
             names = named_like(names, there.specs())
             live = dict(zip(there.names, there.tensors(), strict=True))
     for leaf, name in zip(sent, names, strict=True):
-        tensor, held = leaf.read(), live.get(name)
+        tensor = leaf.read()
+        held = live.get(name)
         aliased = held is not None and memory_key(held) == memory_key(tensor)
-        device, copied_bytes = "" if held is None else str(held.device), 0 if aliased else tensor.nbytes
+        device = "" if held is None else str(held.device)
+        copied_bytes = 0 if aliased else tensor.nbytes
         yield Crossing(str(tensor.device), device, False, int(aliased), copied_bytes)
 
 

@@ -91,7 +91,8 @@ def _may_reach(feeds: object, collector: object) -> bool:
 def _publish_once(stock: Any) -> None:
     """Call a copy of the hook that sends at every call. The counter of the hook itself does not change."""
     hook = copy.copy(stock)
-    hook.update_weights_interval, hook.interval_unit = 1, "batches"
+    hook.update_weights_interval = 1
+    hook.interval_unit = "batches"
     hook()
 
 

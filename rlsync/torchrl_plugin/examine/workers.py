@@ -80,7 +80,9 @@ class ExaminedWorkers:
         # Each worker finds the message that begins a rollout in its pipe before the next question. So it
         # answers after a rollout, even if an asynchronous collector has no batch of it yet.
         known = isinstance(self.collector, (Collector, MultiCollector))
-        return next(iter(self.collector)) if known else None
+        if known:
+            return next(iter(self.collector))
+        return None
 
 
 class ProcessWorkers(ExaminedWorkers):
@@ -136,7 +138,10 @@ class ProcessWorkers(ExaminedWorkers):
     def _ended(self, worker: int) -> NoAnswer:
         how = worker_ends(self.collector, [worker]).get(worker) or "its pipe is closed"
         # TorchRL then ends the others as well.
-        after = ", after another worker had died" if any(s.dead for s in self._silent.values()) else ""
+        if any(s.dead for s in self._silent.values()):
+            after = ", after another worker had died"
+        else:
+            after = ""
         return NoAnswer(how + after, dead=True)
 
 

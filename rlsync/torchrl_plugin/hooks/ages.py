@@ -17,8 +17,10 @@ UNKNOWN = -1  #: the age of a frame that nobody knows
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """The age of frames, one int64 entry a frame; -1 where it is unknown. ``versions`` counts no numbers that
-    were lost with a killed learner; ``optim_steps`` are those since the stamped version was published.
+    """The age of frames, one int64 entry a frame; -1 where it is unknown.
+
+    ``versions`` counts no numbers that were lost with a killed learner; ``optim_steps`` are those since the
+    stamped version was published.
     """
 
     versions: Tensor

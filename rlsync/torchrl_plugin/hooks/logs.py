@@ -182,7 +182,8 @@ class LogPolicyLag(Logs, RegistersItself, Reader):
     def _metrics(self) -> dict[str, Any]:
         metrics: dict[str, Any] = {"lag_versions": self.lag_versions}
         if self._versions:
-            versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
+            versions = torch.cat(self._versions)
+            steps = torch.cat(self._optim_steps)
             unknown = int((steps == UNKNOWN).sum())
             metrics["consumed_frames"] = steps.numel()
             metrics["consumed_versions"] = len(self._acted)
@@ -195,5 +196,7 @@ class LogPolicyLag(Logs, RegistersItself, Reader):
                     metrics[f"staleness_{unit}_mean"] = float(known.mean())
                     metrics[f"staleness_{unit}_p95"] = float(torch.quantile(known, 0.95))
                     metrics[f"staleness_{unit}_max"] = float(known.max())
-            self._versions, self._optim_steps, self._acted = [], [], set()
+            self._versions = []
+            self._optim_steps = []
+            self._acted = set()
         return metrics

@@ -88,7 +88,9 @@ def is_fed(trainer: Trainer, collector: object) -> bool:
 
 def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], object]) -> None:
     """Warn, after the first batches that a loop or trainer uses, if ``publishes()`` has not changed."""
-    first, batches, done = None, 0, False
+    first = None
+    batches = 0
+    done = False
 
     def watched(used: Iterator[Any]) -> Iterator[Any]:
         nonlocal first, batches, done
@@ -108,7 +110,10 @@ def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], 
             fed = publishes() != first or (trainer is not None and is_fed(trainer, collector))
             done = fed or trainer is not None or batches == _PATIENCE
             if done and not fed:
-                loop = "a loop without a Trainer" if trainer is None else type(trainer).__name__
+                if trainer is None:
+                    loop = "a loop without a Trainer"
+                else:
+                    loop = type(trainer).__name__
                 where = f"{loop}, after the first batches of its {type(collector).__name__}"
                 cure = "rlsync.SyncWeights({'policy': 'loss_module.actor_network'}).register(trainer), or "
                 cure += "collector.update_policy_weights_(...) in a loop"
@@ -171,7 +176,8 @@ class Calls:
         self._batches = 0
         progress = now.batches + now.frames + now.optim_steps  # none of them ever falls
         if progress != self._progress or self._has_clock:
-            self._progress, self._calls = progress, 0
+            self._progress = progress
+            self._calls = 0
             return
         self._calls += 1
         if self._calls == _PATIENCE:

@@ -38,7 +38,10 @@ class PublishHook(TrainerHookBase):
         if not isinstance(when, Trigger):
             what = f"'when' is a trigger, got {type(when).__name__}"
             raise ConfigError(what, f"when={when!r}", "for example when=Every(4, 'optim_steps')")
-        file = None if receipts_file is None else FilePath(receipts_file).absolute()
+        if receipts_file is None:
+            file = None
+        else:
+            file = FilePath(receipts_file).absolute()
         if file is not None:
             check_folder(file, f"receipts_file={str(file)!r}")
         check_count("the number of receipts", history, 0, f"history={history!r}", "for example 1000")
@@ -66,12 +69,16 @@ class PublishHook(TrainerHookBase):
     @property
     def ledger(self) -> Ledger:
         """Numbers and times of the versions that the workers read, whoever published them; or of sends."""
-        return self._sent if self._publisher is None else self._publisher.ledger
+        if self._publisher is None:
+            return self._sent
+        return self._publisher.ledger
 
     @property
     def version(self) -> int:
         """The newest published version; 0 before the first. Sends count where a sender does the sending."""
-        return self._sent.version if self._publisher is None else self._publisher.version
+        if self._publisher is None:
+            return self._sent.version
+        return self._publisher.version
 
     @property
     def feeds(self) -> object:
@@ -102,7 +109,9 @@ class PublishHook(TrainerHookBase):
 
     def _publish_due(self, now: Counters) -> Receipt | None:
         """Publish what the trigger asks for; ``None`` if a gate holds it."""
-        return self._publish("trigger", now) if all(gate() for gate in self.gates) else None
+        if all(gate() for gate in self.gates):
+            return self._publish("trigger", now)
+        return None
 
     def _pass_over(self) -> None:
         """Nothing is due at this call of the hook."""
@@ -118,7 +127,8 @@ class PublishHook(TrainerHookBase):
 
     def counters(self) -> Counters:
         """The learner's counters now."""
-        trainer, steps = self.trainer, self._optim_steps
+        trainer = self.trainer
+        steps = self._optim_steps
         return Counters(
             batches=self._batches,
             frames=0 if trainer is None else trainer.collected_frames,
@@ -202,7 +212,9 @@ class PublishHook(TrainerHookBase):
                 self._warn_if_never_due()
                 yield
             except BaseException:
-                self.trainer, self.beside, self._owed = None, (), None
+                self.trainer = None
+                self.beside = ()
+                self._owed = None
                 raise
         self.ledger.count_with(lambda: self.counters().optim_steps)
         trainers.bridge_for_trainer(trainer.collector)
@@ -259,8 +271,10 @@ class PublishHook(TrainerHookBase):
             self._owe("resume")
             return
         now = Counters.from_dict(state_dict)
-        self._batches, self._optim_steps = int(now.batches), int(now.optim_steps)
-        self._seconds_before, self._started = float(now.seconds), time.monotonic()
+        self._batches = int(now.batches)
+        self._optim_steps = int(now.optim_steps)
+        self._seconds_before = float(now.seconds)
+        self._started = time.monotonic()
         last = {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
         self._last = Counters.from_dict(last)
         self.join()

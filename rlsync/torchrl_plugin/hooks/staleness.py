@@ -133,7 +133,9 @@ class BoundStaleness(Logs, RegistersItself, Reader):
                 "publish less often, raise the bound, or use action='drop'",
             )
         dropped = stale | unknown if self.unknown == "drop" else stale
-        return self._rest(batch, dropped) if bool(dropped.any()) else batch
+        if bool(dropped.any()):
+            return self._rest(batch, dropped)
+        return batch
 
     def _exceeded(self, what: str, cure: str) -> StalenessExceeded:
         where = f"optimizer step {self.sync.counters().optim_steps + 1}, version {self.sync.version}"

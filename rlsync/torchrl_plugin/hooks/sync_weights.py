@@ -113,7 +113,10 @@ class SyncWeights(PublishHook):
         own = self.collector
         if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):
             misuse.require(BaseCollector, own, self, "leave collector=... out: the trainer has a collector")
-        collector = trainer.collector if self.collector is None else self.collector
+        if self.collector is None:
+            collector = trainer.collector
+        else:
+            collector = self.collector
         endpoint = endpoint_of(collector)
         if self.background:
             misuse.refuse_background(trainer, endpoint)
@@ -137,7 +140,8 @@ class SyncWeights(PublishHook):
                     warn(warning)
                 self._owe("start")
         except BaseException:
-            self.collector, self._bound_map = given, None
+            self.collector = given
+            self._bound_map = None
             raise
         endpoint.connect(self.publish)  # last, because it changes the collector
 

@@ -112,14 +112,18 @@ class UpdateWeights(PublishHook):
     @property
     def feeds(self) -> object:
         """The sender, or else the collector."""
-        return self.collector if self.sender is None else self.sender
+        if self.sender is None:
+            return self.collector
+        return self.sender
 
     def _destinations(self) -> Iterable[str]:
         return self.weight_update_map or (POLICY,)
 
     @property
     def _publisher(self) -> Publisher | None:
-        return None if self._endpoint is None else self._endpoint.publisher
+        if self._endpoint is None:
+            return None
+        return self._endpoint.publisher
 
     @property
     def counter(self) -> int:
@@ -127,7 +131,9 @@ class UpdateWeights(PublishHook):
 
         TorchRL's hook has the same attribute.
         """
-        return self._batches if self.interval_unit == "batches" else 0
+        if self.interval_unit == "batches":
+            return self._batches
+        return 0
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase and version; TorchRL's own hook can load it and goes on in phase."""
@@ -180,8 +186,11 @@ class UpdateWeights(PublishHook):
         publisher = self._publisher
         if self.policy_weights_getter is not None and publisher is not None:
             checked = publisher.fitted(self._fit, POLICY, self.policy_weights_getter())
-            return None if publisher.publish(checked) is None else checked.values()
-        version, coalesced = self.version, 0 if publisher is None else publisher.coalesced
+            if publisher.publish(checked) is None:
+                return None
+            return checked.values()
+        version = self.version
+        coalesced = 0 if publisher is None else publisher.coalesced
         if self.sender is not None:
             self.sender.update_weights()
         else:

@@ -192,7 +192,8 @@ class VerifySync(Logs):
             if isinstance(self.behaviour, float):
                 self._rests_until = time.monotonic() + found.comparing_s / self.behaviour
             if all(judged.held and not judged.wrong for judged in found.behaviour):
-                self.behaviour_held, self.behaviour_held_time_s = check.version, time.time()
+                self.behaviour_held = check.version
+                self.behaviour_held_time_s = time.time()
         silent = (
             f"no rollout with version {check.version} or a later one has ended for {self.timeout_s:g} s "
             f"and {check.batches} batches"

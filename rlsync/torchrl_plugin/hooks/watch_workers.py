@@ -57,8 +57,12 @@ class WatchWorkers(RegistersItself):
             name: not used: the hook keeps nothing in checkpoints.
         """
         require(Trainer, trainer, self)
-        watched = trainer.collector if self.collector is None else self.collector
-        endpoint, kinds = endpoint_of(watched), (collectors.MultiCollector, AsyncBatchedCollector)
+        if self.collector is None:
+            watched = trainer.collector
+        else:
+            watched = self.collector
+        endpoint = endpoint_of(watched)
+        kinds = (collectors.MultiCollector, AsyncBatchedCollector)
         if not isinstance(endpoint, BoardEndpoint) or not isinstance(watched, kinds):
             raise ConfigError(
                 "this collector has no workers on a board that WatchWorkers could watch",

@@ -121,7 +121,9 @@ class BoardWatch:
 
     @property
     def newest_stamp(self) -> Stamp:
-        return Stamp(self._words[GENERATION], self.newest) if self.newest else NOTHING
+        if self.newest:
+            return Stamp(self._words[GENERATION], self.newest)
+        return NOTHING
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""

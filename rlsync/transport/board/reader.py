@@ -93,7 +93,9 @@ class BoardReader(Subscriber):
 
     @property
     def asked(self) -> int:
-        return self._words[fmt.ASKED] if self.version >= max(1, self._words[fmt.ASKED_FROM]) else 0
+        if self.version >= max(1, self._words[fmt.ASKED_FROM]):
+            return self._words[fmt.ASKED]
+        return 0
 
     @property
     def closed_by_learner(self) -> bool:
@@ -164,8 +166,10 @@ class BoardReader(Subscriber):
         except BaseException:
             self._release(slot)
             raise
-        previous, self._lease = self._lease, slot if keep else None
-        self._head, self.stamp = head, stamp
+        previous = self._lease
+        self._lease = slot if keep else None
+        self._head = head
+        self.stamp = stamp
         self._words[self._line + fmt.READER_ADOPTED] = stamp.version
         self._release(previous)
         if not keep:
@@ -205,7 +209,10 @@ class BoardReader(Subscriber):
             self._file.close()
             what = f"a board has no line for worker {wanted}"
             raise ConfigError(what, f"pid {os.getpid()}", f"number workers from 0 to {fmt.MAX_READERS - 1}")
-        candidates = range(fmt.MAX_READERS) if wanted is None else range(wanted, wanted + 1)
+        if wanted is None:
+            candidates = range(fmt.MAX_READERS)
+        else:
+            candidates = range(wanted, wanted + 1)
         for reader in candidates:
             if self._file.claim(fmt.READER_LOCK + reader):
                 return reader

@@ -60,18 +60,24 @@ class BoardSlots:
 
     @property
     def layout(self) -> Layout | None:
-        return None if self._now is None else self._now.layout
+        if self._now is None:
+            return None
+        return self._now.layout
 
     @property
     def count(self) -> int:
         """Slots in use for the present layout."""
-        return 0 if self._now is None else len(self._now.views)
+        if self._now is None:
+            return 0
+        return len(self._now.views)
 
     @property
     def newest(self) -> int:
         """The slot that head names, or -1 before the first publish."""
         version, slot = fmt.unpack_head(self._words[fmt.HEAD])
-        return slot if version else -1
+        if version:
+            return slot
+        return -1
 
     def leaves(self, slot: int) -> tuple[Layout, list[Tensor]]:
         """The layout of a slot in use, and its leaves: one for each entry that owns its bytes."""
@@ -83,7 +89,8 @@ class BoardSlots:
     def place(self, slot: int) -> SlotPlace:
         """Where another process finds a slot in use."""
         line = fmt.slot_line(slot)
-        at, size_bytes = self._words[line + fmt.SLOT_IMAGE_AT], self._words[line + fmt.SLOT_IMAGE_BYTES]
+        at = self._words[line + fmt.SLOT_IMAGE_AT]
+        size_bytes = self._words[line + fmt.SLOT_IMAGE_BYTES]
         return SlotPlace(slot, at, size_bytes, self.leaves(slot)[0])
 
     def lay_out(self, layout: Layout) -> None:
@@ -111,7 +118,9 @@ class BoardSlots:
         if self.count >= self._max_slots or not self._free_line_count():
             return None
         slot = self._add(self._now, touch=False)
-        return slot if self._lock(slot) else None
+        if self._lock(slot):
+            return slot
+        return None
 
     def _lock(self, slot: int) -> bool:
         """Lock a slot for writing, unless a worker leases it or a rank still writes to it."""
@@ -129,7 +138,8 @@ class BoardSlots:
                 if slot != self.newest and self._lock(slot):
                     line = fmt.slot_line(slot)
                     self._words[line + fmt.SLOT_STATE] = SlotState.RETIRED
-                    at, size = line + fmt.SLOT_IMAGE_AT, line + fmt.SLOT_IMAGE_BYTES
+                    at = line + fmt.SLOT_IMAGE_AT
+                    size = line + fmt.SLOT_IMAGE_BYTES
                     self._file.discard(self._words[at], self._words[size])
                     self._file.unlock(fmt.SLOT_LOCK + slot)
                     del old.views[slot]
@@ -140,7 +150,8 @@ class BoardSlots:
 
     def forget(self) -> None:
         """Let go of the mappings."""
-        self._now, self._retiring = None, []
+        self._now = None
+        self._retiring = []
 
     def _free_line_count(self) -> int:
         return len(self._free_lines) + fmt.MAX_SLOTS - self._words[fmt.SLOT_COUNT]
@@ -210,8 +221,9 @@ class SlotCopy:
         self._copy(self.here)
 
     def begin(self, later: Set[int]) -> SlotCopy:
-        """Make sure of all leaves but ``later``: afterwards the learner may write to them. Copies what is in
-        host memory now; an accelerator does coming work after its copy. Returns the rest.
+        """Make sure of all leaves but ``later``: afterwards the learner may write to them.
+
+        Copies what is in host memory now; an accelerator does coming work after its copy. Returns the rest.
         """
         self.soon.order()
         self._copy([i for i in self.here if i not in later])
@@ -228,14 +240,16 @@ class Staging:
     """Brings leaves into slots, one version after the other."""
 
     def __init__(self) -> None:
-        self._lanes, self._packing = Lanes(), Packing()
+        self._lanes = Lanes()
+        self._packing = Packing()
 
     def copy(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> SlotCopy:
         """Begin to bring ``tensors`` into a slot. The copy before this one must be finished."""
         if all_on_cpu(tensors):
             return SlotCopy(into, tensors, range(len(into)))
         here = [i for i, tensor in enumerate(tensors) if not is_queued(tensor.device)]
-        devices, memory = queued_devices(tensors), shared_memory(into)
+        devices = queued_devices(tensors)
+        memory = shared_memory(into)
         for device in devices:
             pin(memory, device)
         if not here and len(devices) == 1 and memory is not None:

@@ -150,7 +150,8 @@ class BoardWriter(BoardWatch, Transport):
 
     def join(self) -> None:
         if self._copying is not None:
-            (copying, untouched), self._copying = self._copying, None
+            (copying, untouched) = self._copying
+            self._copying = None
             copying.result()
             untouched.check()  # also what was being written to while the copy ended
 
@@ -163,7 +164,9 @@ class BoardWriter(BoardWatch, Transport):
             BoardClosed: the board was closed.
         """
         self._check_open()
-        return None if self._slots.newest < 0 else self._slots.leaves(self._slots.newest)
+        if self._slots.newest < 0:
+            return None
+        return self._slots.leaves(self._slots.newest)
 
     def leaves_before(self) -> tuple[Layout, list[Tensor]] | None:
         self._check_open()
@@ -194,8 +197,9 @@ class BoardWriter(BoardWatch, Transport):
         await_adoption(self.status, version, timeout_s, readers, lambda: self.newest)
 
     def order_of_arrival(self, silent_s: float | None) -> Sequence[int] | None:
-        """Which worker's rollouts arrive one after the other; None: as they come. ``silent_s`` seconds is how
-        long a worker may be silent; None: for ever.
+        """Which worker's rollouts arrive one after the other; None: as they come.
+
+        ``silent_s`` seconds is how long a worker may be silent; None: for ever.
         """
         return None
 
@@ -240,7 +244,8 @@ class BoardWriter(BoardWatch, Transport):
         self, slot: int, stamp: Stamp, copy: Callable[[], None], untouched: Untouched | None = None
     ) -> None:
         """Copy what is left to copy and let readers see it, unless it was written to meanwhile."""
-        line, words = fmt.slot_line(slot), self._words
+        line = fmt.slot_line(slot)
+        words = self._words
         try:
             copy()
             if untouched is not None:

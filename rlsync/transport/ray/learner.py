@@ -54,9 +54,10 @@ class Actors:
 
 
 class RayTransport(Transport):
-    """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`. A
-    publish copies the leaves into one flat image. A daemon thread puts the newest one into Ray's object store
-    and posts a message to the mailbox, again every ``repeat_s`` seconds. Every node pulls the image.
+    """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`.
+
+    A publish copies the leaves into one flat image. A daemon thread puts the newest one into Ray's object
+    store and posts a message to the mailbox, again every ``repeat_s`` seconds. Every node pulls the image.
     """
 
     background = False
@@ -88,7 +89,9 @@ class RayTransport(Transport):
     def newest_stamp(self) -> Stamp:
         """The stamp of the newest version. Nodes may still be pulling it."""
         buffer = self.thread.newest
-        return NOTHING if buffer is None else buffer.stamp
+        if buffer is None:
+            return NOTHING
+        return buffer.stamp
 
     @property
     def nodes(self) -> dict[str, BoardReport]:
@@ -112,13 +115,16 @@ class RayTransport(Transport):
 
     def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
         buffer = self.thread.newest
-        return None if buffer is None else (buffer.layout, buffer.leaves)
+        if buffer is None:
+            return None
+        return (buffer.layout, buffer.leaves)
 
     def status(self) -> list[ReaderStatus]:
         """The workers on all nodes, as these said last; the mailbox is asked a few times a second at most."""
         if time.monotonic() - self._reports_at_s > _FRESH_S:
             self._refresh()
-        newest, dead = self.newest_stamp.version, self._actors.dead()
+        newest = self.newest_stamp.version
+        dead = self._actors.dead()
         found = {status.reader: status for report in self._reports.values() for status in report.readers}
         self._known |= found
         # The mailbox forgets a node that is silent. Ray may take longer than that to say that it is dead.
@@ -149,7 +155,10 @@ class RayTransport(Transport):
         return self.thread.ask(lowest)
 
     def note(self, reader: int, kind: Note) -> bytes | None:
-        note = self._note(reader, kind) if time.monotonic() - self._reports_at_s <= _FRESH_S else None
+        if time.monotonic() - self._reports_at_s <= _FRESH_S:
+            note = self._note(reader, kind)
+        else:
+            note = None
         if note is None:
             self._refresh()
             note = self._note(reader, kind)
@@ -203,12 +212,16 @@ class RayTransport(Transport):
             report: BoardReport = pickle.loads(packed)
             readers = tuple(_aged(status, age_s) for status in report.readers)
             reports[node] = replace(report, readers=readers)
-        self._reports, self._reports_at_s = reports, time.monotonic()
+        self._reports = reports
+        self._reports_at_s = time.monotonic()
 
 
 def _aged(status: ReaderStatus, age_s: float) -> ReaderStatus:
     """A reader as it is known now, from a report of its node that is ``age_s`` old."""
-    state = "silent" if age_s > _SILENT_S and status.state == "running" else status.state
+    if age_s > _SILENT_S and status.state == "running":
+        state = "silent"
+    else:
+        state = status.state
     return replace(status, state=state, heartbeat_age_s=status.heartbeat_age_s + age_s)
 
 
@@ -280,7 +293,8 @@ class SenderThread:
                     if not (self._closed or self._asks_now or self._waiting is not None):
                         self._wake.wait(self.sender.repeat_s)
                     buffer = None if self._closed else self._take()
-                    asks, self._asks_now = self._asks_now, False
+                    asks = self._asks_now
+                    self._asks_now = False
                 if buffer is not None:
                     self._make_room()
                     self.sender.send(buffer.stamp, buffer.sealed(), time.monotonic())
@@ -294,7 +308,8 @@ class SenderThread:
 
     def _take(self) -> ImageBuffer | None:
         """The newest version; ``None`` if it was taken."""
-        buffer, self._waiting = self._waiting, None
+        buffer = self._waiting
+        self._waiting = None
         self._taken = buffer or self._taken
         return buffer
 
@@ -311,7 +326,8 @@ class SenderThread:
 
     def _await_reply(self) -> None:
         """Wait for the mailbox's answer, so that an image is freed only when nobody pulls it."""
-        posted, self._posted = self._posted, None
+        posted = self._posted
+        self._posted = None
         if posted is None or self.sender.message is None:
             return
         try:

@@ -47,7 +47,10 @@ class MailboxActor:
 
     async def post(self, message: Message | None, question: Question) -> Reply | None:
         """Take the learner's newest message, if there is one yet, and its last question."""
-        reply = None if message is None else self._box.post(message, time.monotonic())
+        if message is None:
+            reply = None
+        else:
+            reply = self._box.post(message, time.monotonic())
         if question.number > self._question.number:
             self._question = question
         self._wake_everybody()
@@ -88,7 +91,8 @@ class MailboxActor:
         self._wake_everybody()
 
     def _wake_everybody(self) -> None:
-        news, self._news = self._news, asyncio.Event()
+        news = self._news
+        self._news = asyncio.Event()
         news.set()
 
 

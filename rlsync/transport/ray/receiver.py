@@ -60,9 +60,11 @@ class BoardReport:
 
 @dataclass(eq=False)
 class NodeReceiver:
-    """Supplies a board on this node with the learner's versions, in a daemon thread, which alone publishes
-    there, and tells the learner what its workers adopt and leave. Close the board after this. ``node`` is a
-    name that no other receiver of ``mailbox`` has; ``numbers`` has the learner's number of each reader.
+    """Supplies a board on this node with the learner's versions, in a daemon thread.
+
+    It alone publishes there, and tells the learner what its workers adopt and leave. Close the board after
+    this. ``node`` is a name that no other receiver of ``mailbox`` has; ``numbers`` has the learner's number
+    of each reader.
     """
 
     mailbox: Any
@@ -196,7 +198,8 @@ class NodeReceiver:
         report = BoardReport.of(self.node, self.board, self.numbers)
         now_s = time.monotonic()
         if report.news != self._reported or now_s - self._reported_at_s >= _REPORT_AGAIN_S:
-            self._reported, self._reported_at_s = report.news, now_s
+            self._reported = report.news
+            self._reported_at_s = now_s
             self.mailbox.report.remote(self.node, pickle.dumps(report))
 
 

@@ -17,9 +17,10 @@ from rlsync.transport.rules import check_newer
 
 @dataclass(eq=False)
 class Agent:
-    """Decides for one node; whoever runs it sends what it returns, and brings it answers and the time. Laws:
-    the stamps that it publishes rise; it publishes what a learner packed, bit for bit, or nothing; it pulls
-    one image at a time. It asks again ``answer_s``, ``pull_s`` or ``again_s`` after what may be lost.
+    """Decides for one node; whoever runs it sends what it returns, and brings it answers and the time.
+
+    Laws: the stamps that it publishes rise; it publishes what a learner packed, bit for bit, or nothing; it
+    pulls one image at a time. It asks again ``answer_s``, ``pull_s`` or ``again_s`` after what may be lost.
     """
 
     node: str
@@ -71,12 +72,15 @@ class Agent:
             self._give_up(message, now_s)
             return
         self.publish(image)
-        self.stamp, self._lost = image.stamp, None
-        self._pulling, self._ask_at_s = None, now_s
+        self.stamp = image.stamp
+        self._lost = None
+        self._pulling = None
+        self._ask_at_s = now_s
 
     def _give_up(self, message: Message, now_s: float) -> None:
         self._lost = message.image_id
-        self._pulling, self._ask_at_s = None, now_s + self.again_s
+        self._pulling = None
+        self._ask_at_s = now_s + self.again_s
 
 
 #: Images that a sender keeps in the store at most: the newest, and two that agents may still be pulling.
@@ -85,10 +89,11 @@ KEPT_IMAGES = 3
 
 @dataclass(eq=False)
 class Sender:
-    """Puts images into the store (``put`` returns an address, ``free`` gives it back) and posts messages of
-    them, the newest again every ``repeat_s``: ``post`` does not wait, and may lose one. Laws: an image is
-    stored before its message is posted. At most ``KEPT_IMAGES`` are stored. One that a node pulls is freed
-    only if two older images are pulled when a new one comes; then the older of them stays.
+    """Puts images into the store and posts messages of them, the newest again every ``repeat_s``.
+
+    ``put`` returns an address, ``free`` gives it back; ``post`` does not wait, and may lose one. Laws: an
+    image is stored before its message is posted. At most ``KEPT_IMAGES`` are stored. One that a node pulls is
+    freed only if two older images are pulled when a new one comes; then the older of them stays.
     """
 
     put: Callable[[Tensor], Any]
@@ -109,7 +114,9 @@ class Sender:
     @property
     def stamp(self) -> Stamp:
         """The newest version that was posted."""
-        return NOTHING if self.message is None else self.message.stamp
+        if self.message is None:
+            return NOTHING
+        return self.message.stamp
 
     @property
     def full(self) -> bool:
@@ -132,7 +139,9 @@ class Sender:
         """Free the images that no node needs any more, as the mailbox has answered to ``message``."""
         if not reply.accepted or (self._replied is not None and message.image_id < self._replied):
             return  # this answer was overtaken by a newer one
-        self._replied, self._pulled, self._lost = message.image_id, reply.pulled, reply.lost
+        self._replied = message.image_id
+        self._pulled = reply.pulled
+        self._lost = reply.lost
         for image_id in [image_id for image_id in self._kept if image_id < message.image_id]:
             if image_id not in reply.pulled:
                 self.free(self._kept.pop(image_id))

@@ -48,7 +48,8 @@ class ImageBuffer:
         """Copy a version here, one tensor for each entry that owns its bytes; LayoutMismatch: wrong shape."""
         self.layout.check(tensors)
         torch._foreach_copy_(self.leaves, list(tensors))
-        self._head[1], self._head[2] = stamp.generation, stamp.version
+        self._head[1] = stamp.generation
+        self._head[2] = stamp.version
         self.stamp = stamp
 
     def sealed(self) -> Tensor:
@@ -76,7 +77,9 @@ def digest_in(flat: Tensor) -> int:
 def digest_of(flat: Tensor) -> int:
     """The digest of everything behind the digest, as a signed 64-bit number."""
     found = digest([flat[8:]])
-    return found - (1 << 64) if found >> 63 else found
+    if found >> 63:
+        return found - (1 << 64)
+    return found
 
 
 def _leaves_at(layout_bytes: int) -> int:

@@ -52,9 +52,11 @@ class Reply:
 
 
 class Mailbox:
-    """Holds the newest message. It may be killed at any time: learner and agents repeat theirs. Laws: the
-    stamp of its message never falls. It holds one message, and one request of each node that has asked in the
-    last ``forget_s`` seconds, which must be longer than a pull may take.
+    """Holds the newest message.
+
+    It may be killed at any time: learner and agents repeat theirs. Laws: the stamp of its message never
+    falls. It holds one message, and one request of each node that has asked in the last ``forget_s`` seconds,
+    which must be longer than a pull may take.
     """
 
     def __init__(self, forget_s: float = 90.0) -> None:
@@ -95,7 +97,9 @@ class Mailbox:
     def lost(self) -> ImageId | None:
         """The image of the message here, if a node could not get it."""
         here = None if self.message is None else self.message.image_id
-        return here if any(request.lost == here for request in self.requests) else None
+        if any(request.lost == here for request in self.requests):
+            return here
+        return None
 
     def _forget(self, now_s: float) -> None:
         self._last = {node: last for node, last in self._last.items() if now_s - last[1] <= self.forget_s}

@@ -138,8 +138,9 @@ class SameArray(gymnasium.Env[Any, Any]):
 
 
 class Vector(VectorEnv[Any, Any, Any]):
-    """Two environments of :class:`SameArray` in one, which resets in the step that ends an episode. ``form``
-    names what it answers otherwise.
+    """Two environments of :class:`SameArray` in one, which resets in the step that ends an episode.
+
+    ``form`` names what it answers otherwise.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}

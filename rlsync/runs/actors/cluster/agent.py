@@ -63,7 +63,8 @@ class NodeAgent:
 
     def start(self, timeout_s: float) -> int:
         """Wait for a version, then start the workers; returns the process id. AdoptionTimeout, WorkerLost."""
-        deadline, job = time.monotonic() + timeout_s, self._job
+        deadline = time.monotonic() + timeout_s
+        job = self._job
         # A player without weights publishes no version.
         if job.settings.player.modules and not has_version(self._receiver, timeout_s):
             what = f"no version of the weights came to this node within {timeout_s:g} s"
@@ -118,14 +119,18 @@ class NodeAgent:
         """Follow the next learner, and await orders. PublishError: the one before lives, or this one ends."""
         with self._supervising, self._ordering:
             if self._ending.is_set() or not self._receiver.learner_died:
-                why = "this agent is about to end" if self._ending.is_set() else "its learner lives"
+                if self._ending.is_set():
+                    why = "this agent is about to end"
+                else:
+                    why = "its learner lives"
                 raise PublishError(why, f"node {self._job.node}", "start another agent")
             self._ring.pause()
             self._orders = Orders(0, False, 0, self._job.seed)
             state = self.state()
             self._turns = Turns(state.first_call)  # and calls of the learner before are not served any more
             self._receiver.close()
-            self._receiver, self._keep_s = self._receiver_of(mailbox), keep_s
+            self._receiver = self._receiver_of(mailbox)
+            self._keep_s = keep_s
         return state
 
     def _packed(self, timeout_s: float, turns: Turns) -> Flat | None:

@@ -80,7 +80,10 @@ class Arrivals:
                 left_s = max(0.0, started + timeout_s - time.monotonic())
                 for node in self._answering(left_s):
                     flat: Flat | None = self._nodes.read(node)
-                    rollout = None if flat is None else self._unpacked(node, flat)
+                    if flat is None:
+                        rollout = None
+                    else:
+                        rollout = self._unpacked(node, flat)
                     if rollout is not None:
                         return rollout
                 if left_s == 0.0:
@@ -95,8 +98,10 @@ class Arrivals:
             self._free.append(taken.slot)
 
     def counters(self) -> RingCounters:
-        """All nodes together, as they said with their last rollouts; the learner's waiting and what was left
-        out are this learner's own."""
+        """The counters of all nodes together, as they said with their last rollouts.
+
+        The learner's waiting and what was left out are this learner's own.
+        """
         gone = self._nodes.tally
         known = [node.counters for node in self._nodes if node.counters is not None]
         return RingCounters(

@@ -145,14 +145,16 @@ class ClusterCollector(RolloutCollector):
             keep_s=0.0 if crew is None else crew.keep_s,
         )
         layout = settings.shape.layout(settings.player)
-        seed = int(torch.randint(2**30, (), device="cpu")) if seed is None else seed
+        if seed is None:
+            seed = int(torch.randint(2**30, (), device="cpu"))
         self._nodes = Nodes(self._start_agent, self._placement, self._joined)
         self._arrivals = Arrivals(self._nodes, layout, workers_per_node, self._envs_per_node, seed)
         self._intake = Intake(
             self._arrivals, self._nodes, rollouts_per_batch, self.form, silent_timeout_s, stored_on
         )
         try:
-            job, place = self._template, self._placement
+            job = self._template
+            place = self._placement
             for machine, agent, state in taken_over(left, job.likeness, job.mailbox, job.keep_s):
                 self._starts[state.seat] += 1
                 node = Node(machine, state.seat, agent, place.credits, place.start_timeout_s, state)
@@ -183,7 +185,8 @@ class ClusterCollector(RolloutCollector):
         """The nodes and their workers, as they said last."""
         told = {name: (it.stamp.version, tuple(it.readers)) for name, it in self._transport.nodes.items()}
         nodes = tuple(NodeStatus(name, *told.get(name, (0, ()))) for name in map(str, self.nodes))
-        lost, rollouts_lost = self.tally.lost, self.tally.rollouts_lost
+        lost = self.tally.lost
+        rollouts_lost = self.tally.rollouts_lost
         return ClusterStatus(os.getpid(), time.time(), self.policy_version, nodes, lost, rollouts_lost)
 
     def board_here(self) -> BoardHandle:
@@ -199,7 +202,9 @@ class ClusterCollector(RolloutCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all with new seeds; returns the first that no node uses, or with ``static_seed`` the same."""
         self._arrivals.seed(seed)
-        return seed if static_seed else seed + self._nodes.seats * self._envs_per_node
+        if static_seed:
+            return seed
+        return seed + self._nodes.seats * self._envs_per_node
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
@@ -232,7 +237,8 @@ class ClusterCollector(RolloutCollector):
 
     def _await_nodes(self) -> None:
         """Wait until the nodes say that they have the newest version; not for long."""
-        until_s, newest = time.monotonic() + _ARRIVAL_S, self._transport.newest_stamp
+        until_s = time.monotonic() + _ARRIVAL_S
+        newest = self._transport.newest_stamp
         while time.monotonic() < until_s:
             reports = self._transport.nodes
             if all(name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)):
@@ -244,7 +250,9 @@ class ClusterCollector(RolloutCollector):
         self._arrivals.order(node)
 
     def _start_agent(self, machine: Machine, seat: int) -> Node:
-        life, orders, placement = self._starts[seat], self._arrivals.orders, self._placement
+        life = self._starts[seat]
+        orders = self._arrivals.orders
+        placement = self._placement
         self._starts[seat] += 1
         first = seat * self.workers_per_node
         job = replace(

@@ -21,7 +21,8 @@ from rlsync.runs.actors.supervision import LEAVE_TIMEOUT_S
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACE, _NAME = "rlsync", "agent of {} "
+_NAMESPACE = "rlsync"
+_NAME = "agent of {} "
 
 _LOOK_S = 0.2
 

@@ -63,7 +63,8 @@ class Node:
     followed: AgentState | None = None
 
     def __post_init__(self) -> None:
-        followed, timeout_s = self.followed, self.start_timeout_s
+        followed = self.followed
+        timeout_s = self.start_timeout_s
         self.pid: int | None = None
         self.arrived = 0
         self.counters: RingCounters | None = None
@@ -89,7 +90,9 @@ class Node:
     @property
     def head(self) -> Any:
         """What answers next: the start, or the oldest call for a rollout."""
-        return self._calls[0] if self.acting else self._starting
+        if self.acting:
+            return self._calls[0]
+        return self._starting
 
     @property
     def silent_s(self) -> float:
@@ -98,7 +101,9 @@ class Node:
     @property
     def lost(self) -> int:
         """Rollouts that its workers had completed, as far as is known, and that have not arrived."""
-        return 0 if self.counters is None else max(0, self.counters.written - self.arrived)
+        if self.counters is None:
+            return 0
+        return max(0, self.counters.written - self.arrived)
 
     def note_life(self) -> None:
         self._answered_at_s = time.monotonic()
@@ -130,7 +135,10 @@ class Node:
     def kill(self, *, on_this_machine: bool = False) -> None:
         """End the agent; workers see that, and on this machine they are ended at once, stopped ones too."""
         # First: the children of an agent that Ray has ended are not found any more.
-        family = family_of(self.pid) if on_this_machine and self.pid is not None else []
+        if on_this_machine and self.pid is not None:
+            family = family_of(self.pid)
+        else:
+            family = []
         ray.kill(self.agent, no_restart=True)
         kill_family(family)
 
@@ -139,7 +147,10 @@ def family_of(pid: int) -> list[int]:
     """An agent of this machine and what it started, down to the last child; nothing if it is no agent."""
     with suppress(psutil.Error):
         agent = psutil.Process(pid)
-        command = "" if process_state(pid) == "dead" else " ".join(agent.cmdline())
+        if process_state(pid) == "dead":
+            command = ""
+        else:
+            command = " ".join(agent.cmdline())
         if not command or "NodeAgent" in command:  # one that dies has none; a number may be given again
             return [pid, *(child.pid for child in agent.children(recursive=True))]
     return []

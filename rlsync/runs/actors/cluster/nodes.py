@@ -105,7 +105,10 @@ class Nodes:
                 return
             if time.monotonic() >= deadline or any(node.too_late for node in waiting):
                 raise self._not_started(waiting)
-            ready = ray.wait([n.head for n in waiting], timeout=LOOK_EVERY_S)[0] if waiting else []
+            if waiting:
+                ready = ray.wait([n.head for n in waiting], timeout=LOOK_EVERY_S)[0]
+            else:
+                ready = []
             for node in [node for node in waiting if node.head in ready]:
                 self.read(node)
             if self._causes:
@@ -176,7 +179,8 @@ class Nodes:
             cure = "start the cluster again, then resume the run"
             raise WorkerLost(f"Ray's GCS is gone: {error.what}", "collecting rollouts", cure) from error
         self._gcs_seen_at_s = now
-        living, due = {machine.node_id: machine for machine in living_machines()}, self._pauses.due
+        living = {machine.node_id: machine for machine in living_machines()}
+        due = self._pauses.due
         for gone in due.keys() - living.keys():
             del due[gone]  # its node went, too
         for node_id, machine in living.items():
@@ -195,7 +199,10 @@ class Nodes:
             self._lose(node, f"not ready within {self.placement.start_timeout_s:g} s")
         acting = {node.seat: node for node in self.acting}
         heads = [node.head for node in acting.values()]
-        ready = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0]) if heads else set()
+        if heads:
+            ready = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0])
+        else:
+            ready = set()
         for node in acting.values():
             if node.head in ready:
                 node.note_life()
@@ -229,7 +236,8 @@ class Nodes:
 
     def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
         late = ", ".join(str(node.machine) for node in waiting) or "none that is there"
-        wanted, within_s = max(self.placement.min_nodes, len(self._by_id)), self.placement.start_timeout_s
+        wanted = max(self.placement.min_nodes, len(self._by_id))
+        within_s = self.placement.start_timeout_s
         what = f"{len(self.acting)} of {wanted} nodes are ready after {within_s:g} s; not ready: {late}"
         cure = "look whether these nodes have the resources (ray status) and the same packages, or give a "
         cure += "longer start_timeout_s"

@@ -28,8 +28,10 @@ _OWN_RAY = {"address": "local", "include_dashboard": False, "_system_config": {"
 
 
 class Session:
-    """Ray, for as long as a run needs it: a connection that is there stays; else one to ``address``, ``None``
-    starting a Ray that ends with :meth:`close`. ConfigError: not installed, refused, or nothing answers.
+    """Ray, for as long as a run needs it.
+
+    A connection that is there stays; else one to ``address``, ``None`` starting a Ray that ends with
+    :meth:`close`. ConfigError: not installed, refused, or nothing answers.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -89,7 +91,8 @@ def check_address(address: str | None) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        what, where = f"{address!r} is not the address of a cluster", f"{ADDRESS_KEY}={address}"
+        what = f"{address!r} is not the address of a cluster"
+        where = f"{ADDRESS_KEY}={address}"
         cure = "give HOST:PORT of its head node, for example 10.0.0.1:6379, and run the learner on a node of "
         cure += "the cluster; or auto, or null for a Ray on this machine alone"
         raise ConfigError(what, where, cure)
@@ -101,7 +104,8 @@ def check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        what, where = f"nothing answers at {address}: {error}", f"{ADDRESS_KEY}={address}"
+        what = f"nothing answers at {address}: {error}"
+        where = f"{ADDRESS_KEY}={address}"
         cure = "look whether the cluster runs (ray status, on its head node), or a firewall is between"
         raise ConfigError(what, where, cure) from error
 
@@ -134,7 +138,10 @@ class ClusterStatus:
 
     def __str__(self) -> str:
         age_s = max(0.0, time.time() - self.at_s)
-        nodes = "1 node acts" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes act"
+        if len(self.nodes) == 1:
+            nodes = "1 node acts"
+        else:
+            nodes = f"{len(self.nodes)} nodes act"
         headline = f"newest version {self.version}; {nodes}, {self.lost} lost so far; told {age_s:.0f} s ago"
         return "\n".join([headline, *map(str, self.nodes)])
 

@@ -58,7 +58,8 @@ class DiscreteActions:
 
     def translation(self) -> Translation:
         """What does the same as :meth:`sent` to arrays, a hundred thousand times a second."""
-        dtype, start = np.dtype(self.sent_as), self.start
+        dtype = np.dtype(self.sent_as)
+        start = self.start
         if start:
             return lambda action: (action + start).astype(dtype, copy=False)
         return lambda action: action.astype(dtype, copy=False)
@@ -101,7 +102,9 @@ class BoxActions:
     def space(self) -> Space[Any]:
         """The space of what players choose, as gymnasium has it."""
         low, high = (np.array(bound, np.float32) for bound in (self.low, self.high))
-        return Box(low, high) if self.low else Box(-np.inf, np.inf, self.shape)
+        if self.low:
+            return Box(low, high)
+        return Box(-np.inf, np.inf, self.shape)
 
     def sent(self, action: Tensor) -> Tensor:
         """The members of the environment's space that are nearest to a player's actions.

@@ -72,9 +72,10 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
 
 
 class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1's takes no types
-    """A vector environment whose answers have the form above, once for each of its environments. Of
-    ``info["final_obs"]`` it keeps what is read: the last observations of truncated episodes, by number, and
-    with ``keeps_last`` those of all that end.
+    """A vector environment whose answers have the form above, once for each of its environments.
+
+    Of ``info["final_obs"]`` it keeps what is read: the last observations of truncated episodes, by number,
+    and with ``keeps_last`` those of all that end.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
@@ -161,7 +162,9 @@ class _Form:
             if not np.array_equal(cast, array):
                 span = f", with values from {array.min()} to {array.max()}"
                 self._refuse_observation(array, method, field, span)
-        return cast if self.shape else cast[()]
+        if self.shape:
+            return cast
+        return cast[()]
 
     def _refuse_observation(self, answer: Any, method: str, field: str, more: str = "") -> NoReturn:
         assert self.shape is not None
@@ -198,12 +201,18 @@ class _Form:
         return array.reshape(self.lead).copy()
 
     def _refuse_numbers(self, answer: Any, field: str, what: str, cure: str) -> NoReturn:
-        wanted = f"{self.lead[0]} {what}s, one for each environment" if self.lead else f"one {what}"
+        if self.lead:
+            wanted = f"{self.lead[0]} {what}s, one for each environment"
+        else:
+            wanted = f"one {what}"
         self.refuse("step", field, _shown(answer), f"it has to be {wanted}", cure)
 
     def refuse(self, method: str, field: str, answer: str, promise: str, cure: str) -> NoReturn:
         what = f"{self.name!r} answers {method}() with {field} = {answer}; {promise}"
-        space = "" if self.space is None else f"; its observation space is {self.space}"
+        if self.space is None:
+            space = ""
+        else:
+            space = f"; its observation space is {self.space}"
         raise ConfigError(what, f"{method}() of the environment {self.name!r}{space}", cure)
 
 
@@ -218,8 +227,12 @@ def _shown(value: Any) -> str:
     """An answer in a few words."""
     if isinstance(value, np.ndarray):
         form = _form_of(value.shape, value.dtype)
-        return form if value.size > 1 else f"{form}, {value.tolist()}"
-    return "None" if value is None else f"{type(value).__name__} {reprlib.repr(value)}"
+        if value.size > 1:
+            return form
+        return f"{form}, {value.tolist()}"
+    if value is None:
+        return "None"
+    return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def _form_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:

@@ -45,7 +45,9 @@ class Observations:
             array: ``[..., *obs]``; what is returned may share its memory.
         """
         tensor = torch.as_tensor(array, device="cpu").to(self.dtype)
-        return tensor.movedim(-1, -3) if self.channels_last else tensor
+        if self.channels_last:
+            return tensor.movedim(-1, -3)
+        return tensor
 
     def space(self, of: Any) -> Space[Any]:
         """The space of what players see.
@@ -74,7 +76,8 @@ def observations_of(space: Space[Any], name: str) -> Observations:
         return Observations(shape, why_neither="a vector has one axis, and a picture three")
     if space.dtype != np.uint8:
         return Observations(shape, why_neither=f"pixels are uint8, and these numbers {space.dtype}")
-    low, high = space.low.min(), space.high.max()
+    low = space.low.min()
+    high = space.high.max()
     if (low, high) != (0, 255):
         why = f"pixels go from 0 to 255, and these numbers from {low} to {high}"
         return Observations(shape, why_neither=why)

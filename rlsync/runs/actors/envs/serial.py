@@ -65,7 +65,8 @@ def _actions_of(spec: Any) -> ActionSpec:
     if (type(spec) is OneHot and len(spec.shape) == 1) or (type(spec) is Categorical and not spec.shape):
         return DiscreteActions(int(spec.space.n))
     if spec.dtype.is_floating_point and len(spec.shape) == 1:
-        low, high = (), ()
+        low = ()
+        high = ()
         if isinstance(spec, Bounded):
             low, high = (tuple(bound.tolist()) for bound in (spec.space.low, spec.space.high))
         return BoxActions(spec.shape[0], low, high, str(spec.dtype).removeprefix("torch."))

@@ -96,11 +96,12 @@ class GymnasiumEnvs:
 
 @dataclass(frozen=True, slots=True)
 class RenderedEnvs(GymnasiumEnvs):
-    """Any gymnasium id that renders ``rgb_array``: an observation is its picture, made smaller. The picture
-    is that of :class:`gymnasium.wrappers.AddRenderObservation`, as uint8 ``[3, img_height, img_width]``:
-    channels first, as torch's convolutions take it. What the environment itself would give as its observation
-    is dropped. ``make`` raises a ConfigError if the environment cannot be drawn, or has nothing where the
-    crop is.
+    """Any gymnasium id that renders ``rgb_array``: an observation is its picture, made smaller.
+
+    The picture is that of :class:`gymnasium.wrappers.AddRenderObservation`, as uint8 ``[3, img_height,
+    img_width]``: channels first, as torch's convolutions take it. What the environment itself would give as
+    its observation is dropped. ``make`` raises a ConfigError if the environment cannot be drawn, or has
+    nothing where the crop is.
     """
 
     img_height: int = 64
@@ -303,8 +304,9 @@ class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def shrunk(picture: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """A picture ``[height, width, channels]``, uint8, as ``[channels, *size]``. A pixel is the weighted mean
-    of those that it covers, so that movements of less than a pixel still show.
+    """A picture ``[height, width, channels]``, uint8, as ``[channels, *size]``.
+
+    A pixel is the weighted mean of those that it covers, so that movements of less than a pixel still show.
     """
     whole = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1).unsqueeze(0)
     # gymnasium's ResizeObservation needs opencv; torch is there in any case, and as fast.

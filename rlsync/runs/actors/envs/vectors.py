@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,7 +39,9 @@ class EnvStep(NamedTuple):
     @property
     def over(self) -> Tensor:
         """[N] bool, where what is reported as one return ends: a game."""
-        return self.terminated | self.truncated if self.game_over is None else self.game_over
+        if self.game_over is None:
+            return self.terminated | self.truncated
+        return self.game_over
 
 
 class StepArrays(NamedTuple):
@@ -112,9 +114,11 @@ class SpacedEnvs(Envs):
 
 
 class ListedEnvs(SpacedEnvs):
-    """Gymnasium environments that are stepped one after the other, and reset in the step that ends an
-    episode: the first time with a seed, then without. It is gymnasium's SyncVectorEnv without what workers do
-    not read: infos, and copies of the answers. They share spaces, or are refused.
+    """Gymnasium environments that are stepped one after the other.
+
+    They are reset in the step that ends an episode: the first time with a seed, then without. It is
+    gymnasium's SyncVectorEnv without what workers do not read: infos, and copies of the answers. They share
+    spaces, or are refused.
     """
 
     def __init__(self, make: Callable[[], CheckedEnv], num_envs: int, name: str) -> None:
@@ -132,8 +136,9 @@ class ListedEnvs(SpacedEnvs):
             raise
         stage = self._new_stage()
         seen = self.observations.seen(stage)
+        stored_as_they_are = seen.data_ptr() == stage.ctypes.data and seen.shape == stage.shape
         #: None where workers store observations as they are: they are written there at once.
-        self._stage = None if seen.data_ptr() == stage.ctypes.data and seen.shape == stage.shape else stage
+        self._stage = None if stored_as_they_are else stage
 
     def reset(self, seed: int | None = None) -> Tensor:
         stage = self._new_stage()
@@ -223,7 +228,9 @@ class VectorEnvs(SpacedEnvs):
 
     def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
         ended = terminated | truncated
-        hidden = np.flatnonzero(ended if self.keeps_last else ended & ~terminated) if ended.any() else ()
+        hidden: Iterable[int] = ()
+        if ended.any():
+            hidden = np.flatnonzero(ended if self.keeps_last else ended & ~terminated)
         last_seen = [(int(env), self._observed(info["final_obs"][env])) for env in hidden]
         earned, over, cut = (torch.from_numpy(array) for array in (reward, terminated, truncated))
         return EnvStep(self._observed(observation), earned, over, cut, last_seen)
@@ -269,7 +276,8 @@ class AleEnvs(VectorEnvs):
         if not self._life_loss_ends_episode:
             return answer
         # ale-py's own episodic_life begins a new game after a lost life, so the second life is never played.
-        over, lives = terminated | truncated, info["lives"]
+        over = terminated | truncated
+        lives = info["lives"]
         lost = (lives < self._lives) & ~over
         self._lives = lives.copy()
         ended = torch.from_numpy(terminated | lost)

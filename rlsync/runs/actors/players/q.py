@@ -111,9 +111,10 @@ class EpsilonGreedyPlayer(Player):
         self._greedy = rate is None and not self.ladder.epsilon
         self._choices = actions.n
         modules = {POLICY: network if policy is None else policy}
-        records = (
-            [Record(name, (), torch.float32) for name in (TAKEN_VALUE, MAX_VALUE)] if record_values else []
-        )
+        if record_values:
+            records = [Record(name, (), torch.float32) for name in (TAKEN_VALUE, MAX_VALUE)]
+        else:
+            records = []
         super().__init__(modules, actions, observation_shape, observation_dtype, records)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
@@ -137,8 +138,9 @@ class EpsilonGreedyPlayer(Player):
         return Acted(action, {TAKEN_VALUE: taken, MAX_VALUE: largest}, state)
 
     def by_weights(self) -> Player:
-        """A greedy player of the same modules, which records values: they tell weights apart, where random
-        actions do not.
+        """A greedy player of the same modules, which records values.
+
+        They tell weights apart, where random actions do not.
         """
         if self._greedy and self.records:
             return self
@@ -154,7 +156,8 @@ class EpsilonGreedyPlayer(Player):
     def _explored(self, greedy: Tensor, state: State, generator: Generator) -> Tensor:
         """Random actions in place of some greedy ones."""
         # Both are drawn at every step, so that the random numbers do not depend on what was explored.
-        device, count = greedy.device, len(greedy)
+        device = greedy.device
+        count = len(greedy)
         epsilon = self.ladder.epsilon if self._rate is None else self._rate.eps
         explores = torch.rand(count, generator=generator, device=device) < epsilon ** state[_EXPONENT]
         random = torch.randint(self._choices, (count,), generator=generator, device=device)

@@ -53,7 +53,9 @@ class UniformPlayer(Player):
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
-        count, actions, device = len(observation), self.actions, observation.device
+        count = len(observation)
+        actions = self.actions
+        device = observation.device
         if isinstance(actions, BoxActions):
             low, high = (torch.tensor(bound, device=device) for bound in (actions.low, actions.high))
             drawn = torch.rand(count, actions.size, generator=generator, device=device)

@@ -109,7 +109,8 @@ class ReplayMix:
         Args:
             online: as :mod:`rlsync.runs.actors.frames` says, from this agent's workers.
         """
-        unrolls, device = online.get(keys.REWARD).shape[1], online.get(keys.REWARD).device
+        unrolls = online.get(keys.REWARD).shape[1]
+        device = online.get(keys.REWARD).device
         marked = TensorDict(dict(online.items()))
         marked.set(keys.REPLAYED, torch.zeros(unrolls, dtype=torch.bool, device=device))
         drawn = self._draw(unrolls)
@@ -119,7 +120,9 @@ class ReplayMix:
         self.total = self.total + self.last
         self.taught[self.agent] += unrolls
         self.taught.update([] if drawn is None else drawn.agent.tolist())
-        return marked if drawn is None else concatenate([marked, drawn.batch.to(device)], self.replay.records)
+        if drawn is None:
+            return marked
+        return concatenate([marked, drawn.batch.to(device)], self.replay.records)
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of the ratio. The replay is saved by itself, because several mixes may share it."""
@@ -137,7 +140,8 @@ class ReplayMix:
         Args:
             state_dict: what :meth:`state_dict` returned.
         """
-        self._online, self._replayed = state_dict["online"], state_dict["replayed"]
+        self._online = state_dict["online"]
+        self._replayed = state_dict["replayed"]
         self.total = MixCounts(*state_dict["total"])
         self.taught = Counter(dict(state_dict.get("taught", ())))  # of runs before it was counted: none
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The replay ratio: optimizer steps (updates) for each collected frame, those of the prefill not counted.
+
     What throttles, logs and plans asks it. If due updates are done after each batch, it is held within one
     update between the ends of any two batches; within a batch it is not.
     """
@@ -30,12 +31,16 @@ class Pace:
         # A fraction, because 0.29 * 100 is a little less than 29 in floating point.
         allowed = math.floor(Fraction(str(self.ratio)) * max(0, self._counted(frames)))
         owed = max(0, allowed - (updates - self.from_updates))
-        return owed if self.burst is None else min(owed, self.burst)
+        if self.burst is None:
+            return owed
+        return min(owed, self.burst)
 
     def measured(self, frames: int, updates: int) -> float:
         """The ratio that was held so far; not a number before the prefill is over."""
         counted = self._counted(frames)
-        return (updates - self.from_updates) / counted if counted > 0 else math.nan
+        if counted > 0:
+            return (updates - self.from_updates) / counted
+        return math.nan
 
     def _counted(self, frames: int) -> int:
         # The prefill is over, or what is left of it is still to come.

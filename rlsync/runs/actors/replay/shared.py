@@ -53,11 +53,13 @@ class SharedReplayHandle:
 def made_replay(
     player: Player, shape: keys.RolloutShape, capacity_steps: int, max_bytes: int, agents: int
 ) -> tuple[SharedFile, SharedReplayHandle]:
-    """The memory of a replay for so many agents that act with such players, and how they find it. Each of
-    them may leave one block without a number when it is killed, so there is at least one more. ConfigError if
-    that does not fit, or ``capacity_steps`` take more than ``max_bytes``.
+    """The memory of a replay for so many agents that act with such players, and how they find it.
+
+    Each of them may leave one block without a number when it is killed, so there is at least one more.
+    ConfigError if that does not fit, or ``capacity_steps`` take more than ``max_bytes``.
     """
-    layout, in_block = shape.layout(player), shape.steps * shape.num_envs
+    layout = shape.layout(player)
+    in_block = shape.steps * shape.num_envs
     blocks = capacity_steps // in_block
     if blocks <= agents:
         what = f"{agents} agents cannot share a replay of {capacity_steps} steps"
@@ -74,8 +76,9 @@ def made_replay(
 
 
 class SharedReplay:
-    """An agent's end, to be used in one thread as an :class:`UnrollReplay` is: out comes what went in. For
-    each batch it asks ``workers`` which worker made each of its rollouts. ``records`` are the player's.
+    """An agent's end, to be used in one thread as an :class:`UnrollReplay` is: out comes what went in.
+
+    For each batch it asks ``workers`` which worker made each of its rollouts. ``records`` are the player's.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class SharedReplay:
         self.generator = torch.Generator().manual_seed(seed)
         self._workers = workers
         self._file, _ = handle.mark.open(handle.address, PAGE_BYTES, "shared replay")
-        layout, blocks = Layout.from_json(handle.layout), handle.blocks
+        layout = Layout.from_json(handle.layout)
+        blocks = handle.blocks
         images_at = whole_pages(blocks * _LINE_BYTES)
         memory = self._file.map(images_at + blocks * layout.image_bytes, PAGE_BYTES, writable=True)
         lines = memory[: blocks * _LINE_BYTES].view(torch.int64).view(blocks, 3).numpy()
@@ -121,7 +125,8 @@ class SharedReplay:
             try:
                 self._numbers[block] = 0
                 self._write(block, batch, number)
-                self._agents[block], self._makers[block] = agent, worker
+                self._agents[block] = agent
+                self._makers[block] = worker
                 self._numbers[block] = time.monotonic_ns()
             finally:
                 self._file.unlock(_BLOCK_LOCK + block)
@@ -171,7 +176,8 @@ class SharedReplay:
         raise AssertionError("pauses do not end")
 
     def _write(self, block: int, batch: TensorDictBase, number: int) -> None:
-        timed, first = keys.timed_keys(self.records), number * self._envs
+        timed = keys.timed_keys(self.records)
+        first = number * self._envs
         for name, column in self._columns.items():
             column[block] = batch.get(name).narrow(int(name in timed), first, self._envs)
         self._finals[keys.FINAL_COUNT][block] = 0

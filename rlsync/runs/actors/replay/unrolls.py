@@ -23,7 +23,9 @@ from rlsync.runs.actors.player import Record
 _Form = dict[str, tuple[tuple[int, ...], torch.dtype]]  #: by column: the shape in one row, and the dtype
 _TIME = "time"  #: the step that a final observation followed
 # Columns of a stored unroll in addition to those of the contract.
-_AGENT, _FINAL_FIRST, _FINAL_COUNT = "_agent", "_final_first", "_final_count"
+_AGENT = "_agent"
+_FINAL_FIRST = "_final_first"
+_FINAL_COUNT = "_final_count"
 _STATE_KEYS = ("contents", "agent", "generator")
 
 
@@ -107,7 +109,9 @@ class UnrollReplay:
     @property
     def steps(self) -> int:
         """How many steps are held."""
-        return len(self) * self._form[keys.REWARD][0][0] if self._form else 0
+        if self._form:
+            return len(self) * self._form[keys.REWARD][0][0]
+        return 0
 
     def extend(self, batch: TensorDictBase, agent: int | Tensor = 0) -> None:
         """Add the unrolls of a batch; the last one is the newest.
@@ -176,7 +180,8 @@ class UnrollReplay:
         if unknown or "generator" not in state_dict:
             what = f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}"
             raise ConfigError(what, "UnrollReplay.load_state_dict", "give what state_dict() returned")
-        self._first, self.full = self._unrolls.written, False
+        self._first = self._unrolls.written
+        self.full = False
         if "contents" in state_dict:
             self.extend(state_dict["contents"].exclude(keys.REPLAYED), state_dict["agent"])
         self.generator.set_state(state_dict["generator"])
@@ -192,7 +197,8 @@ class UnrollReplay:
         self._finals = RowStore(max(capacity, length), self._folder and self._folder / "finals")
 
     def _evict(self) -> None:
-        before, self._first = self._first, max(self._first, self._unrolls.written - self._unrolls.capacity)
+        before = self._first
+        self._first = max(self._first, self._unrolls.written - self._unrolls.capacity)
         oldest_final = self._finals.written - self._finals.capacity
         while oldest_final > 0 and len(self):
             first = torch.tensor([self._first], device="cpu")
@@ -203,7 +209,8 @@ class UnrollReplay:
 
     def _read(self, positions: Tensor) -> Drawn:
         """Read the unrolls at these positions; 0 is the oldest."""
-        rows, timed = self._unrolls.take(self._first + positions), keys.timed_keys(self.records)
+        rows = self._unrolls.take(self._first + positions)
+        timed = keys.timed_keys(self.records)
         out = {key: rows[key].transpose(0, 1) if key in timed else rows[key] for key in self._form}
         out[keys.REPLAYED] = torch.ones(len(positions), dtype=torch.bool, device="cpu")
         count = rows[_FINAL_COUNT]
@@ -224,12 +231,16 @@ class RowStore:
         self.capacity = capacity
         self.written = 0
         on_disk = folder is not None
-        make = partial(LazyMemmapStorage, scratch_dir=str(folder)) if on_disk else LazyTensorStorage
+        if on_disk:
+            make = partial(LazyMemmapStorage, scratch_dir=str(folder))
+        else:
+            make = LazyTensorStorage
         self._storage = make(capacity)
 
     def put(self, rows: TensorDictBase) -> None:
         """Add rows; they overwrite the oldest ones."""
-        before, self.written = self.written, self.written + len(rows)
+        before = self.written
+        self.written = self.written + len(rows)
         kept = rows[-self.capacity :]
         if len(kept):
             numbers = torch.arange(max(before, self.written - self.capacity), self.written, device="cpu")
@@ -243,7 +254,8 @@ class RowStore:
 
 def _to_rows(batch: TensorDictBase, records: Sequence[Record]) -> tuple[TensorDict, TensorDict, Tensor]:
     """Copies on the CPU: B unrolls as rows, final observations by unroll, and how many each has, [B]."""
-    known, timed = keys.known_keys(records), keys.timed_keys(records)
+    known = keys.known_keys(records)
+    timed = keys.timed_keys(records)
     _check_keys(batch, known)
     columns = {}
     for key in known:
@@ -272,7 +284,9 @@ def _must_fit(form: _Form, held: _Form) -> None:
 
 
 def _in_words(column: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "none" if column is None else f"{list(column[0])} of {column[1]}"
+    if column is None:
+        return "none"
+    return f"{list(column[0])} of {column[1]}"
 
 
 def _check_keys(batch: TensorDictBase, known: Sequence[str]) -> None:

@@ -108,8 +108,9 @@ class RingHandle:
 
 
 class RolloutImages:
-    """The slots of a ring as this process sees them, mapped as they are needed. The number behind the last
-    of the ``slots`` stands for memory of this process, which nobody else reads.
+    """The slots of a ring as this process sees them, mapped as they are needed.
+
+    The number behind the last of the ``slots`` stands for memory of this process, which nobody else reads.
     """
 
     def __init__(self, file: SharedFile, layout: Layout, slots: int) -> None:
@@ -137,7 +138,8 @@ class RolloutImages:
         return self._views[slot]
 
     def forget(self) -> None:
-        self._images, self._views = {}, {}
+        self._images = {}
+        self._views = {}
 
 
 @dataclass(frozen=True, slots=True)

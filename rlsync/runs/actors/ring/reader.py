@@ -148,7 +148,8 @@ class RolloutRing:
     def counters(self) -> RingCounters:
         """Slots by state, rollouts passed, seconds waited."""
         self._check_open()
-        states, words = Counter(map(self._state, range(self._slot_count))), self._words
+        states = Counter(map(self._state, range(self._slot_count)))
+        words = self._words
         lines = [fmt.writer_line(writer) for writer in range(self._writer_count)]
         return RingCounters(
             free=states[RolloutState.FREE],
@@ -173,7 +174,8 @@ class RolloutRing:
 
     def writer(self, writer: int) -> WriterStatus:
         self._check_open()
-        words, line = self._words, fmt.writer_line(writer)
+        words = self._words
+        line = fmt.writer_line(writer)
         size = words[line + fmt.WRITER_LAST_WORDS]
         text = self._file.read(size, fmt.last_words_at(writer)) if size else b""
         return WriterStatus(
@@ -240,7 +242,8 @@ class RolloutRing:
         return state
 
     def _in_slot(self, slot: int) -> TakenRollout:
-        line, words = fmt.slot_line(slot), self._words
+        line = fmt.slot_line(slot)
+        words = self._words
         writer, number, life = (words[line + w] for w in (fmt.SLOT_WRITER, fmt.SLOT_NUMBER, fmt.SLOT_LIFE))
         return TakenRollout(slot, writer, number, self._images.views(slot), self._images.image(slot), life)
 
@@ -252,9 +255,11 @@ class RolloutRing:
             self._words[written] += 1
 
     def _in_order(self) -> list[tuple[int, int]]:
-        """When each full slot was filled, and which one it is, the first one first. It looks twice, for one
-        look may pass a slot before it is filled, and find a later rollout of the same writer. The second sees
-        all that came before what the first found: only the learner takes a slot out of FULL. Newer ones wait.
+        """When each full slot was filled, and which one it is, the first one first.
+
+        It looks twice, for one look may pass a slot before it is filled, and find a later rollout of the same
+        writer. The second sees all that came before what the first found: only the learner takes a slot out
+        of FULL. Newer ones wait.
         """
         found = self._full()
         if not found:

@@ -15,10 +15,12 @@ from rlsync.transport.rules import pauses
 
 
 class RingWriter:
-    """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest. One
-    open file, one line on the ring, both held for life: when the process dies the kernel frees them. A writer
-    of this number was started ``life`` times before. BoardClosed if the learner has closed the ring or died,
-    ConfigError if the ring has no line for the number ``writer``, PublishError if a living process holds it.
+    """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest.
+
+    One open file, one line on the ring, both held for life: when the process dies the kernel frees them. A
+    writer of this number was started ``life`` times before. BoardClosed if the learner has closed the ring or
+    died, ConfigError if the ring has no line for the number ``writer``, PublishError if a living process
+    holds it.
     """
 
     def __init__(self, handle: RingHandle, writer: int, life: int = 0) -> None:
@@ -36,7 +38,8 @@ class RingWriter:
         self._taken: int | None = None
         self._drops = handle.when_full == "drop_newest"
         self._spare = handle.slots  # stands for memory of this process
-        self._writer, self._life = writer, life
+        self._writer = writer
+        self._life = life
         self._line = fmt.writer_line(writer)
         self._seen_seeds = 0
         self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
@@ -74,8 +77,9 @@ class RingWriter:
 
     def take(self, timeout_s: float | None = None) -> dict[str, Tensor] | None:
         """Wait until the learner runs and a slot is free, and take its arrays; None when the learner is gone.
-        A full ring that drops the newest gives memory of this process: :meth:`commit` counts
-        it as dropped. Waiting is counted on the writer's line as it passes.
+
+        A full ring that drops the newest gives memory of this process: :meth:`commit` counts it as dropped.
+        Waiting is counted on the writer's line as it passes.
         """
         self.abandon()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -92,7 +96,9 @@ class RingWriter:
                 return None
             time.sleep(pause_s)
             waited_from = self.count_wait(waited_from)
-        return None if self._taken is None else self._images.views(self._taken)
+        if self._taken is None:
+            return None
+        return self._images.views(self._taken)
 
     def commit(self) -> None:
         """Let the learner have what was written, or count it as dropped if no slot was free for it."""

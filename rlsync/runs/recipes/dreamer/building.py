@@ -40,8 +40,9 @@ def make_trainer(
     *,
     within_episodes: bool = False,
 ) -> Trainer:
-    """A trainer of sequences of all rows, at the config's pace; it has no hook that publishes yet. ``widths``
-    are those of the state that a sequence begins with.
+    """A trainer of sequences of all rows, at the config's pace; it has no hook that publishes yet.
+
+    ``widths`` are those of the state that a sequence begins with.
     """
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
@@ -67,7 +68,8 @@ def imagined_env(
     env = DreamerEnv(world, prior_shape=(state,), belief_shape=(recipe.belief,))
     env.observation_spec = Composite(state=Unbounded(state), belief=Unbounded(recipe.belief))
     env.state_spec = env.observation_spec.clone()
-    env.action_spec, env.reward_spec = spaces.action_spec, Unbounded((1,))
+    env.action_spec = spaces.action_spec
+    env.reward_spec = Unbounded((1,))
     return env
 
 
@@ -82,6 +84,7 @@ _SEQUENCES = 16
 @dataclass
 class OpenLoop:
     """Lets the world model imagine replayed sequences: it sees the first rows, then is told actions alone.
+
     Logs the errors of the first and the last imagined step, and that of saying that nothing changes, in units
     of the observations' spread (pictures have one); writes one sequence. Leaves random numbers as they were.
     """
@@ -101,7 +104,8 @@ class OpenLoop:
         trainer.register_op("post_steps_log", partial(self._look, trainer))
 
     def _look(self, trainer: Trainer, batch: TensorDictBase | None = None) -> dict[str, float]:
-        frames, updates = trainer.collected_frames, trainer.optim_steps_per_batch
+        frames = trainer.collected_frames
+        updates = trainer.optim_steps_per_batch
         if frames < self._next or not updates:  # in the prefill nothing has been learned
             return {}
         self._next = frames + self.config.every_frames
@@ -126,7 +130,8 @@ class OpenLoop:
 
     def imagine(self) -> tuple[Tensor, Tensor]:
         """Real observations ``[sequences, rows, *observation]`` and imagined ones; pixels from 0 to 1."""
-        seen, ahead = self.config.seen, self.config.ahead
+        seen = self.config.seen
+        ahead = self.config.ahead
         rows = self.draw(_SEQUENCES, seen + ahead)
         real = rows["next", "observation"]
         if real.dtype is torch.uint8:

@@ -30,8 +30,10 @@ class OpenLoopConfig:
 
 @dataclass
 class DreamerConfig(ReplayConfig):
-    """What the Dreamer recipes share. An optimizer step (update) learns from ``batch_size`` sequences of
-    ``sequence_length`` stored frames, and imagines ``horizon`` steps from each of these frames.
+    """What the Dreamer recipes share.
+
+    An optimizer step (update) learns from ``batch_size`` sequences of ``sequence_length`` stored frames, and
+    imagines ``horizon`` steps from each of these frames.
     """
 
     #: Learning rate of Adam, for the world model. Default: for networks of this size; larger ones need a
@@ -148,9 +150,10 @@ class DreamerV3Config(DreamerConfig):
 
 @dataclass
 class DreamerV1Config(DreamerConfig):
-    """DreamerV1 (Hafner et al. 2019, arXiv 1912.01603). A state is ``state`` numbers, drawn from Gaussians.
-    ``lr`` is that of the world model. Its imagined episodes never end: it suits environments without terminal
-    states.
+    """DreamerV1 (Hafner et al. 2019, arXiv 1912.01603).
+
+    A state is ``state`` numbers, drawn from Gaussians. ``lr`` is that of the world model. Its imagined
+    episodes never end: it suits environments without terminal states.
     """
 
     name: str = "dreamer_v1"

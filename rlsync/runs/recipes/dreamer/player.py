@@ -27,8 +27,11 @@ _VERSION = "acting_version"
 
 #: In the state of a player that recomputes: the last steps of each environment's episode, ``[N, window, *]``,
 #: all written at one place, which goes round; that place, and how many steps are kept, ``[N]``.
-_OBSERVED, _NOISE, _ACTED = "past_observation", "past_noise", "past_action"
-_PLACE, _STEPS = "past_place", "past_steps"
+_OBSERVED = "past_observation"
+_NOISE = "past_noise"
+_ACTED = "past_action"
+_PLACE = "past_place"
+_STEPS = "past_steps"
 
 
 class ActingNetwork(nn.Module):
@@ -78,7 +81,10 @@ class WorldModelPlayer(Player):
         window: int = 64,
         deterministic: bool = False,
     ) -> None:
-        records = [] if on_adoption is None else [Record(STATE_VERSION, (), torch.int64)]
+        if on_adoption is None:
+            records = []
+        else:
+            records = [Record(STATE_VERSION, (), torch.int64)]
         super().__init__(
             {POLICY: network},
             spaces.player_actions(),
@@ -100,8 +106,9 @@ class WorldModelPlayer(Player):
     def seen(
         self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """State and belief ``[N, *]``, from an observation, and from state, belief and action of the step
-        before, which are zeros where ``begins``, ``[N, 1]``.
+        """State and belief ``[N, *]``, from an observation and the step before.
+
+        Of that step it takes state, belief and action, which are zeros where ``begins``, ``[N, 1]``.
         """
 
     @abstractmethod
@@ -115,7 +122,8 @@ class WorldModelPlayer(Player):
         none = torch.full((num_envs,), NO_VERSION, device="cpu")
         begun |= {STATE_VERSION: none, _VERSION: none.clone()}
         if self._on_adoption == "recompute":
-            past, dtype = (num_envs, self._window), self.observation_dtype
+            past = (num_envs, self._window)
+            dtype = self.observation_dtype
             begun |= {
                 _OBSERVED: torch.zeros(*past, *self.observation_shape, dtype=dtype, device="cpu"),
                 _NOISE: torch.zeros(*past, *self._noise, device="cpu"),
@@ -152,7 +160,10 @@ class WorldModelPlayer(Player):
         made, belief = self._seen(observation, state, begins, noise)
         action = self.chosen(made, belief, generator)
         after = {STATE: made, BELIEF: belief, PREVIOUS_ACTION: action}
-        choice = action if isinstance(self.actions, BoxActions) else action.argmax(-1)
+        if isinstance(self.actions, BoxActions):
+            choice = action
+        else:
+            choice = action.argmax(-1)
         if self._on_adoption is None:
             return Acted(choice, {}, after)
         after |= {STATE_VERSION: state[_VERSION], _VERSION: state[_VERSION]}
@@ -171,8 +182,9 @@ class WorldModelPlayer(Player):
         return acted._replace(action=action, state=state)
 
     def by_weights(self) -> Player:
-        """A player of the same modules that carries probabilities, which tell weights apart where choices
-        often agree, and adopts nothing: where no version made a state, an episode begins.
+        """A player of the same modules that carries probabilities, and adopts nothing.
+
+        They tell weights apart where choices often agree. Where no version made a state, an episode begins.
         """
         other = copy.copy(self)
         other._on_adoption = None
@@ -202,7 +214,8 @@ class WorldModelPlayer(Player):
 
     def _recomputed(self, state: State) -> State:
         """What the next step begins with, as the present weights make it of the steps that are kept."""
-        place, steps = int(state[_PLACE][0]), state[_STEPS]
+        place = int(state[_PLACE][0])
+        steps = state[_STEPS]
         again = {key: torch.zeros_like(state[key]) for key in self._carried}
         for back in range(int(steps.max()), 0, -1):
             at = (place - back) % self._window

@@ -23,15 +23,19 @@ from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: What heads read while sequences are replayed, and while steps are imagined.
-REPLAYED, IMAGINED = [("next", "state"), ("next", "belief")], ["state", "belief"]
+REPLAYED = [("next", "state"), ("next", "belief")]
+IMAGINED = ["state", "belief"]
 
 #: Which environment a row is of, and its number there.
-STREAM, ROW = "stream", "row"
+STREAM = "stream"
+ROW = "row"
 
 
 class Streams:
-    """Numbers the rows of rollouts of rlsync's own workers: those of an environment follow each other where
-    one rollout of a worker follows the other. After a lost one, and in another life, new streams begin.
+    """Numbers the rows of rollouts of rlsync's own workers.
+
+    Those of an environment follow each other where one rollout of a worker follows the other. After a lost
+    one, and in another life, new streams begin.
     """
 
     def __init__(self) -> None:
@@ -80,10 +84,12 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
     first = frames[begins]
     begun = steps[begins].apply(torch.zeros_like)
     begun["is_init"] = torch.ones_like(begun["is_init"])
-    begun[STREAM], begun[ROW] = first.get(STREAM), first.get(ROW)
+    begun[STREAM] = first.get(STREAM)
+    begun[ROW] = first.get(ROW)
     begun["next", "observation"] = first.get("observation")
     if STAMP in frames:
-        steps[STAMP], begun[STAMP] = frames.get(STAMP), first.get(STAMP)
+        steps[STAMP] = frames.get(STAMP)
+        begun[STAMP] = first.get(STAMP)
     return torch.cat([begun, steps])
 
 
@@ -120,7 +126,8 @@ class Sequences(OwnSampler):
         stream, row = (stored[key].reshape(-1).cpu().numpy() for key in (STREAM, ROW))
         _, first, which = np.unique(stream, return_index=True, return_inverse=True)
         order = np.lexsort((row, first[which]))  # by where a stream begins here: its id is random
-        stream, row = stream[order], row[order]
+        stream = stream[order]
+        row = row[order]
         torn = (stream[1:] != stream[:-1]) | (row[1:] != row[:-1] + 1)
         if self._within_episodes:
             torn |= stored["is_init"].reshape(-1).cpu().numpy()[order][1:]

@@ -92,7 +92,9 @@ class DreamerV1Loss(LossModule):
 
 def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.device = CPU) -> DreamerV1Loss:
     """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
-    cells, belief, state = recipe.cells, recipe.belief, recipe.state
+    cells = recipe.cells
+    belief = recipe.belief
+    state = recipe.state
     features = state + belief
 
     def net(inputs: int, outputs: int, depth: int = recipe.depth) -> modules.MLP:
@@ -101,7 +103,8 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
     encoder = nn.Sequential(net(spaces.features, cells, recipe.depth - 1), nn.ELU())
     prior = modules.RSSMPrior(spaces.action_spec, cells, belief, state, action_dim=spaces.actions)
     posterior = modules.RSSMPosterior(cells, state, rnn_hidden_dim=belief, obs_embed_dim=cells)
-    reward, value = net(features, 1), net(features, 1)
+    reward = net(features, 1)
+    value = net(features, 1)
     decoder = net(features, spaces.features).append(nn.Unflatten(-1, (1, 1, spaces.features)))  # as a picture
     world_model = modules.WorldModelWrapper(
         TensorDictSequential(
@@ -157,8 +160,9 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
 
 
 class DreamerV1Player(WorldModelPlayer):
-    """The prior makes the belief from the action before, zeros where an episode begins; the posterior then
-    draws the state.
+    """Make the belief by the prior from the action before, and draw the state by the posterior.
+
+    Where an episode begins, the action is zeros.
     """
 
     draws = staticmethod(torch.randn)

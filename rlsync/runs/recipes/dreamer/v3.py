@@ -101,7 +101,8 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
     prior = ScaledPrior(spaces.actions, bounds, num_blocks=1, prior_num_layers=1, **sizes)
     posterior = modules.RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
     ends = head(1)
-    reward, value = head(recipe.bins, 0.0), head(recipe.bins, 0.0)
+    reward = head(recipe.bins, 0.0)
+    value = head(recipe.bins, 0.0)
     actor = make_actor(recipe, spaces, features)
     mean = modules.SymExpTwoHot(recipe.bins)  # of what a head of bins says
     world_model = TensorDictSequential(
@@ -165,7 +166,8 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         slow_critic_regularization=1.0,
     )
     value_loss.set_keys(value_logits="state_value_logits")
-    losses, horizon = (model_loss, actor_loss, value_loss), 1 / (1 - recipe.gamma)
+    losses = (model_loss, actor_loss, value_loss)
+    horizon = 1 / (1 - recipe.gamma)
     loss = DreamerV3Loss(*losses, continuation_horizon=horizon, lmbda=recipe.gae_lambda).to(device)
     seen = TensorDictModule(encoder, ["observation"], ["encoded_latents"])
     model = modules.RSSMStateEstimatorV3(prior, posterior)
@@ -186,7 +188,8 @@ class DreamerV3Player(WorldModelPlayer):
         self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         encoder, model, _ = self.parts
-        prior, posterior = model.prior, model.posterior
+        prior = model.prior
+        posterior = model.posterior
         features = action_features(prior, before[PREVIOUS_ACTION])
         belief = next_belief(prior.rnn, before[STATE], before[BELIEF], features)
         encoded = encoder.module(observation)

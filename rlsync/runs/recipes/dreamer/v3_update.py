@@ -31,7 +31,9 @@ def pure_update(loss: DreamerV3Loss, optimizer: DreamerV3Optimizer, target: Soft
 
 class _Losses:
     def __init__(self, loss: DreamerV3Loss) -> None:
-        self.loss, self.actor, self.critic = loss, loss.actor_loss, loss.value_loss
+        self.loss = loss
+        self.actor = loss.actor_loss
+        self.critic = loss.value_loss
         encoder, rollout, *heads = loss.model_loss.world_model.module
         model = TensorDictSequential(encoder, RSSMUnroll(rollout.rssm_prior, rollout.rssm_posterior), *heads)
         self.model = copy.copy(loss.model_loss)  # which has the same parameters, and is no part of the loss
@@ -46,20 +48,25 @@ class _Losses:
         again = after["next"].select("state", "belief")
         begin = again.detach().flatten(0, 1)
         returns, found = self.of_imagined(begin["state"], begin["belief"])
-        again["bootstrap"], again["next"] = returns[0].view(again.shape), b["next"]
-        horizon, lmbda = self.loss.continuation_horizon, self.loss.lmbda
+        again["bootstrap"] = returns[0].view(again.shape)
+        again["next"] = b["next"]
+        horizon = self.loss.continuation_horizon
+        lmbda = self.loss.lmbda
         missed = self.critic.replay_value_loss(again, horizon=horizon, lmbda=lmbda)["loss_replay_value"]
         found |= {"loss_replay_value": self.loss.replay_value_loss_weight * missed, "replay_value": missed}
         return {name: loss.squeeze() for name, loss in losses.items()} | found
 
     def of_imagined(self, state: Tensor, belief: Tensor) -> tuple[Tensor, pure.Found]:
         """Returns ``[H, N, 1]`` of what begins in states ``[N, *]``, and the losses of actor and critic."""
-        actor, critic, reinforce = self.actor, self.critic, self.actor.use_reinforce
+        actor = self.actor
+        critic = self.critic
+        reinforce = self.actor.use_reinforce
         with hold_out_net(actor.model_based_env), hold_out_net(self.value), hold_out_net(self.ends):
             with torch.set_grad_enabled(not reinforce):
                 states, beliefs, actions = self.imagined(state, belief)
                 features = torch.cat([states, beliefs], -1)
-                reward, goes_on = self.mean(self.reward(features[1:])), self.ends(features).sigmoid()
+                reward = self.mean(self.reward(features[1:]))
+                goes_on = self.ends(features).sigmoid()
                 values = None if reinforce else self.mean(self.value(features))
         features = features.detach()
         logits = self.value(features)
@@ -68,16 +75,19 @@ class _Losses:
         gain = returns = actor.lambda_target(*by_time).transpose(0, 1)
         if actor.training:
             actor.retnorm.update(returns)
-        scale, gamma = actor.retnorm.scale().squeeze(-1), actor.value_estimator.gamma
+        scale = actor.retnorm.scale().squeeze(-1)
+        gamma = actor.value_estimator.gamma
         weight = torch.cat([goes_on[:1], gamma * goes_on[1:-1]]).cumprod(0).detach()
         acting = self.acting(*(each[:-1].detach().transpose(0, 1) for each in (states, beliefs)))
         if reinforce:
-            entropy, log_prob = acting.entropy(), acting.log_prob(actions.transpose(0, 1))
+            entropy = acting.entropy()
+            log_prob = acting.log_prob(actions.transpose(0, 1))
             gain = log_prob.T.unsqueeze(-1) * (returns - values[:-1])
         else:
             entropy = -rsample_and_log_prob(acting)[1]
         entropy = (weight * entropy.T.unsqueeze(-1)).mean()
-        net, params = critic.value_model, critic.target_value_model_params
+        net = critic.value_model
+        params = critic.target_value_model_params
         with torch.no_grad(), params.to_module(net, preserve_module_state=False):
             slow = self.mean(net[0].module(features[:-1]))
         errors = self.errors(logits[:-1], torch.cat([returns.detach(), slow], -1))
@@ -95,7 +105,10 @@ class _Losses:
 
     def imagined(self, state: Tensor, belief: Tensor) -> list[Tensor]:
         """States and beliefs ``[H + 1, N, *]``, from the given ones on, and actions ``[H, N, *]``."""
-        prior, states, beliefs, actions = self.prior, [state], [belief], []
+        prior = self.prior
+        states = [state]
+        beliefs = [belief]
+        actions = []
         for _ in range(self.actor.imagination_horizon):
             if self.actor.use_reinforce:  # as the distribution draws, which is slow to make
                 probs = self.policy.module(state, belief).softmax(-1)
@@ -129,8 +142,10 @@ class RSSMUnroll(RSSMRolloutV3):
     """TorchRL's rollout; what does not depend on the step before is computed for all steps at once."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        prior, posterior = self.rssm_prior.module, self.rssm_posterior.module
-        seen, action = tensordict["next", "encoded_latents"], tensordict["action"]
+        prior = self.rssm_prior.module
+        posterior = self.rssm_posterior.module
+        seen = tensordict["next", "encoded_latents"]
+        action = tensordict["action"]
         kept = (~tensordict["is_init"]).to(seen.dtype)
         of_actions = action_features(prior, action * kept).unbind(1)
         first, norm, activation, last = posterior.obs_rnn_to_post_projector
@@ -138,7 +153,9 @@ class RSSMUnroll(RSSMRolloutV3):
         of_seen = linear(seen, of_seen, first.bias).unbind(1)
         # The first of two is for a state of the prior, which TorchRL draws and throws away.
         uniform = torch.rand(len(of_seen), 2, len(seen), prior.num_categoricals, device=seen.device)[:, 1]
-        state, belief, steps = tensordict["state"][:, 0], tensordict["belief"][:, 0], []
+        state = tensordict["state"][:, 0]
+        belief = tensordict["belief"][:, 0]
+        steps = []
         for keep, of_action, share, draw in zip(kept.unbind(1), of_actions, of_seen, uniform, strict=True):
             belief = next_belief(prior.rnn, state * keep, belief * keep, of_action)
             logits = last(activation(norm(torch.addmm(share, belief, of_belief.T))))
@@ -167,7 +184,8 @@ def next_belief(rnn: Any, state: Tensor, belief: Tensor, of_action: Tensor) -> T
 
 def drawn_state(net: Any, logits: Tensor, uniform: Tensor) -> Tensor:
     """One-hot draws, with the gradient of their probabilities."""
-    unimix, classes = net.unimix, net.num_classes
+    unimix = net.unimix
+    classes = net.num_classes
     probs = (1 - unimix) * logits.unflatten(-1, (-1, classes)).softmax(-1) + unimix / classes
     sure = probs.detach()
     drawn = (uniform.unsqueeze(-1) > sure.cumsum(-1)).sum(-1).clamp_max(classes - 1)

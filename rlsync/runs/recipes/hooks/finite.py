@@ -25,9 +25,11 @@ _NORM = "grad_norm"
 
 
 class StopIfNotFinite(RegistersItself):
-    """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number. It names
-    the loss or the parameters, the step and the checkpoint, which is written once more if the weights, those
-    of before, are finite. It reads the norm that TorchRL's steppers have computed, or computes one.
+    """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number.
+
+    It names the loss or the parameters, the step and the checkpoint, which is written once more if the
+    weights, those of before, are finite. It reads the norm that TorchRL's steppers have computed, or computes
+    one.
     """
 
     def __init__(self) -> None:
@@ -54,7 +56,8 @@ class StopIfNotFinite(RegistersItself):
 
     def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
         self._steps += 1
-        losses, norms = self._seen.losses(), self._seen.norms()
+        losses = self._seen.losses()
+        norms = self._seen.norms()
         if not norms:
             grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
             norms = [float(get_total_norm(grads))]
@@ -72,8 +75,9 @@ class StopIfNotFinite(RegistersItself):
             return f"the loss {', '.join(bad)}"
         module = None if self._trainer is None else self._trainer.loss_module
         params = _parameters(optimizer)
-        named = module.named_parameters() if isinstance(module, nn.Module) else ()
-        names = {id(p): repr(name) for name, p in named}
+        names: dict[int, str] = {}
+        if isinstance(module, nn.Module):
+            names = {id(p): repr(name) for name, p in module.named_parameters()}
         odd = [p for p in params if p.grad is not None and not all_finite(p.grad)]
         if not odd:
             return ""
@@ -126,7 +130,9 @@ class _LastLosses:
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...], returned: object) -> None:
         if isinstance(returned, TensorDictBase):
-            self._module, self._given, self._returned = module, given, returned
+            self._module = module
+            self._given = given
+            self._returned = returned
 
     def saw(self, found: Mapping[str, Tensor]) -> None:
         """Keep losses and norms that no loss module returned."""
@@ -137,7 +143,10 @@ class _LastLosses:
 
     def forget(self) -> None:
         """Let go of the batch and of the graph."""
-        self._module, self._given, self._returned, self._of_methods = None, (), None, {}
+        self._module = None
+        self._given = ()
+        self._returned = None
+        self._of_methods = {}
 
     def losses(self) -> dict[str, Tensor]:
         """The losses that are differentiated, by name; of methods, by theirs."""

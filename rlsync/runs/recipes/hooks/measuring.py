@@ -59,13 +59,20 @@ class Load:
     more_frames: str | None = None  # the override with which workers make more frames
 
     def __str__(self) -> str:
-        idle, waited = 1 - self.learner_busy, self.workers_waited
+        idle = 1 - self.learner_busy
+        waited = self.workers_waited
         told = f"learner busy {self.learner_busy:.0%}"
         if waited is None:
-            who = "the workers are the bottleneck" if idle >= 0.1 else "the learner is the bottleneck"
+            if idle >= 0.1:
+                who = "the workers are the bottleneck"
+            else:
+                who = "the learner is the bottleneck"
         else:
             told += f", workers waited {waited:.0%}"
-            who = "the learner is the bottleneck" if waited > idle else "the workers are the bottleneck"
+            if waited > idle:
+                who = "the learner is the bottleneck"
+            else:
+                who = "the workers are the bottleneck"
             if max(idle, waited) < 0.1:
                 who = "neither waits for the other"
         if who.startswith("the workers") and self.more_frames is not None:
@@ -79,9 +86,11 @@ CHECKPOINT_KEY = "lag_histogram"
 
 
 class StalenessHistogram(RegistersItself, Reader):
-    """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file
-    at each checkpoint and at the end. After every batch it logs ``sync/staleness_versions``: the mean over
-    the steps that the optimizer has used since the batch arrived. Steps of unknown age are left out.
+    """Counts how many versions old the consumed steps are, and logs their mean.
+
+    The counts go to a file at each checkpoint and at the end. After every batch it logs
+    ``sync/staleness_versions``: the mean over the steps that the optimizer has used since the batch arrived.
+    Steps of unknown age are left out.
     """
 
     reads = (STAMP,)
@@ -100,7 +109,8 @@ class StalenessHistogram(RegistersItself, Reader):
 
     def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
         """The mean age of what was consumed since the last call; None if nothing was."""
-        consumed, self._consumed = self._consumed, {}
+        consumed = self._consumed
+        self._consumed = {}
         ages: Counter[int] = Counter()
         for newest, stamps in consumed.items():
             ages += counts_by_age(torch.cat([part.flatten() for part in stamps]), self.sync.ledger, newest)
@@ -138,9 +148,11 @@ _WRITE_EVERY_S = 1.0  #: seconds between two writes of the file
 
 @dataclass(eq=False)
 class StatisticsHook(RegistersItself, InSummary):
-    """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts. It
-    logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect only
-    while the learner waits. Register it after what publishes, and before hooks that mix frames into a batch.
+    """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
+
+    It logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect
+    only while the learner waits. Register it after what publishes, and before hooks that mix frames into a
+    batch.
     """
 
     sync: SyncWeights
@@ -193,11 +205,15 @@ class StatisticsHook(RegistersItself, InSummary):
         return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
-        counted, began = self.sync.counters(), self._first
+        counted = self.sync.counters()
+        began = self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
         steps = self.staleness.counts
-        modules = [] if self._trainer is None else registered_modules(self._trainer)
+        if self._trainer is None:
+            modules = []
+        else:
+            modules = registered_modules(self._trainer)
         means = (hook.mean for hook in modules if isinstance(hook, EpisodeReturns) and hook.newest)
         measured = self._publish_ms, self._to_frames_ms, self._adoption_ms
         publish, to_frames, adoption = map(_percentiles, measured)
@@ -262,7 +278,10 @@ class StatisticsHook(RegistersItself, InSummary):
         if isinstance(collector, MultiAsyncCollector):
             return  # counted as they arrive
         of_rollouts = isinstance(collector, RolloutCollector)  # an element of a batch is a whole rollout
-        makers = collector.last_workers if of_rollouts else range(self.num_workers)
+        if of_rollouts:
+            makers = collector.last_workers
+        else:
+            makers = range(self.num_workers)
         frames = collector.frames_per_batch if of_rollouts else batch.numel()
         for worker in makers:
             self._made[worker] += frames // len(makers)
@@ -271,7 +290,8 @@ class StatisticsHook(RegistersItself, InSummary):
         """Note how long after its publish each worker began a rollout with a version that is new to it."""
         now_s = time.time()
         for worker in workers:
-            version, published_s = worker.adopted_version, self._published_s.get(worker.adopted_version)
+            version = worker.adopted_version
+            published_s = self._published_s.get(worker.adopted_version)
             if published_s is not None and self._adopted.get(worker.reader) != version:
                 began_s = now_s - worker.heartbeat_age_s
                 self._adoption_ms.append(max(0.0, began_s - published_s) * 1e3)
@@ -281,7 +301,8 @@ class StatisticsHook(RegistersItself, InSummary):
         if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
             self.write()
         self._idle_since_s = time.monotonic()
-        counted, began = self._waits(), self._after_first
+        counted = self._waits()
+        began = self._after_first
         if began is None:  # counting begins after the first batch, so that start-up is left out
             self._after_first = counted
             return {}

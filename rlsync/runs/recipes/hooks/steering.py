@@ -21,6 +21,7 @@ from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, no_trainer, refu
 
 class KeepPace(RegistersItself):
     """Lets a trainer do as many optimizer steps as its frames allow; logs ``pace/ratio``, ``pace/updates``.
+
     With ``refills`` a resumed run, whose checkpoint has no frames, first collects those of the prefill.
     """
 
@@ -53,12 +54,15 @@ class KeepPace(RegistersItself):
         if self._trainer is not None and int(state_dict["frames"]) >= self.pace.prefill:
             # A collector with another number of workers does not load its state, and would begin anew.
             self._trainer.collector.init_random_frames = 0
-        before, now = float(state_dict["ratio"]), self.pace.ratio
-        frames, updates = int(state_dict["frames"]), self.updates
+        before = float(state_dict["ratio"])
+        now = self.pace.ratio
+        frames = int(state_dict["frames"])
+        updates = self.updates
         if self._refills and frames:
             frames += self.pace.prefill
         elif before == now:
-            frames, updates = int(state_dict["from_frames"]), int(state_dict["from_updates"])
+            frames = int(state_dict["from_frames"])
+            updates = int(state_dict["from_updates"])
         self.pace = replace(self.pace, from_frames=frames, from_updates=updates)
 
     def _plan(self, trainer: Trainer, *_: object) -> None:
@@ -85,7 +89,9 @@ class EpisodeReturns(TrainerHookBase):
     @property
     def mean(self) -> float:
         """The mean return of the newest episodes; not a number before the first one ends."""
-        return sum(self.newest) / len(self.newest) if self.newest else float("nan")
+        if self.newest:
+            return sum(self.newest) / len(self.newest)
+        return float("nan")
 
     def __call__(self, batch: TensorDictBase | None) -> dict[str, Any] | None:
         if self._trainer is None:
@@ -98,7 +104,9 @@ class EpisodeReturns(TrainerHookBase):
         full = len(self.newest) == self.newest.maxlen
         if self.target is not None and full and self.target <= self.mean < math.inf:
             self.stop(f"return {self.mean:.0f} reached {self.target:g}")
-        return {"return": self.mean, "episodes": self.finished} if self.newest else None
+        if self.newest:
+            return {"return": self.mean, "episodes": self.finished}
+        return None
 
     def stop(self, why: str) -> None:
         assert self._trainer is not None
@@ -109,9 +117,11 @@ class EpisodeReturns(TrainerHookBase):
         """Returns of episodes that end in it; of unrolls, where lost lives end episodes, those of games."""
         lengths = batch.get((COLLECTOR, EPISODE_LENGTH), None)
         if lengths is None:
-            over, of_all = batch["next", "done"], batch["next", "reward_sum"]
+            over = batch["next", "done"]
+            of_all = batch["next", "reward_sum"]
         else:
-            over, of_all = lengths > 0, batch.get((COLLECTOR, EPISODE_RETURN))
+            over = lengths > 0
+            of_all = batch.get((COLLECTOR, EPISODE_RETURN))
         returns: list[float] = of_all[over].flatten().tolist()
         return returns
 
@@ -182,7 +192,10 @@ class MixReplayed(TrainerHookBase):
 
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
         counts = {"replay/steps": self.mix.replay.steps, "replay/replayed_unrolls": self.mix.total.replayed}
-        by_agent = sorted(self.mix.taught.items()) if self.mix.total.foreign else []
+        if self.mix.total.foreign:
+            by_agent = sorted(self.mix.taught.items())
+        else:
+            by_agent = []
         return counts | {f"replay/from_agent_{agent}": count for agent, count in by_agent}
 
     def state_dict(self) -> dict[str, Any]:

@@ -150,11 +150,13 @@ class Categorical(PolicyHead):
         return _picked(log_probs, action), -(log_probs.exp() * log_probs).sum(-1)
 
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        ours, theirs = _log_probs(params), _log_probs(other)
+        ours = _log_probs(params)
+        theirs = _log_probs(other)
         return (ours.exp() * (ours - theirs)).sum(-1)
 
     def kl_implied(self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar) -> Tensor:
-        ours, theirs = _log_probs(params), _log_probs(other)
+        ours = _log_probs(params)
+        theirs = _log_probs(other)
         implied = torch.minimum(ours, theirs + math.log(rho_bar)).log_softmax(-1)
         return (ours.exp() * (ours - implied)).sum(-1)
 
@@ -245,7 +247,9 @@ def head_for(actions: ActionSpec) -> PolicyHead:
         >>> head_for(DiscreteActions(3)), head_for(BoxActions(2)).size
         (Categorical(actions=3), 2)
     """
-    return Categorical(actions.n) if isinstance(actions, DiscreteActions) else DiagonalGaussian(actions.size)
+    if isinstance(actions, DiscreteActions):
+        return Categorical(actions.n)
+    return DiagonalGaussian(actions.size)
 
 
 def _log_probs(logits: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ class Pixels(nn.Module):
 
     def __init__(self, shape: Sequence[int], normalize: bool, channels_last: bool) -> None:
         super().__init__()
-        self.normalize, self.channels_last = normalize, channels_last
+        self.normalize = normalize
+        self.channels_last = channels_last
         if normalize:
             self.mean = nn.Buffer(torch.zeros(*shape))
             self.variance = nn.Buffer(torch.ones(*shape))
@@ -38,7 +39,8 @@ class Pixels(nn.Module):
         new = pixels[::8].flatten(0, 1)
         variance, mean = torch.var_mean(new / _unit(new), 0, correction=0)
         self.seen.add_(len(new))
-        share, error = len(new) / self.seen, mean - self.mean
+        share = len(new) / self.seen
+        error = mean - self.mean
         self.variance.add_(share * (variance - self.variance + (1 - share) * error**2))
         self.mean.add_(share * error)
 
@@ -46,11 +48,15 @@ class Pixels(nn.Module):
         made = pixels / _unit(pixels)
         if self.normalize:  # in place: an unroll's floats are many, and new memory is slow
             made = made.sub_(self.mean).mul_((self.variance + 1e-5).rsqrt()).clamp_(-5, 5)
-        return made.contiguous(memory_format=torch.channels_last) if self.channels_last else made
+        if self.channels_last:
+            return made.contiguous(memory_format=torch.channels_last)
+        return made
 
 
 def _unit(pixels: Tensor) -> int:
-    return 1 if pixels.is_floating_point() else 255
+    if pixels.is_floating_point():
+        return 1
+    return 255
 
 
 class Residual(nn.Module):
@@ -66,8 +72,10 @@ class Residual(nn.Module):
 
 
 def make_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Sequential:
-    """The torso of this name, whose last width in ``hidden`` is the number of features; ConfigError for other
-    observations. "shallow": Mnih et al. 2015, doi 10.1038/nature14236; "deep": arXiv 1802.01561.
+    """The torso of this name, whose last width in ``hidden`` is the number of features.
+
+    ConfigError for other observations. "shallow": Mnih et al. 2015, doi 10.1038/nature14236; "deep": arXiv
+    1802.01561.
     """
     _check_torso(name, shape, hidden)
     if name == "mlp":
@@ -91,7 +99,10 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
         raise ConfigError(f"there is no torso {name!r}", "torso", f"give one of {', '.join(TORSOS)}")
     dims = 1 if name == "mlp" else 3
     if len(shape) != dims:
-        takes = "vectors [features]" if dims == 1 else "pixels [channels, height, width]"
+        if dims == 1:
+            takes = "vectors [features]"
+        else:
+            takes = "pixels [channels, height, width]"
         cure = "give 'mlp' for vectors, 'shallow' or 'deep' for pixels"
         raise ConfigError(f"the torso {name!r} takes {takes}", f"observation shape {list(shape)}", cure)
     if not hidden or min(hidden) < 1:
@@ -135,6 +146,7 @@ def linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:
 
 class EpisodicLSTM(nn.Module):
     """One LSTM layer over time-first features; the state is zeroed before each step that begins an episode.
+
     On a CPU (T=21, B=8, 256 units) it takes as long as nn.LSTM. That, run in segments between resets, takes
     1.4 times as long with two resets and five times with one at every step.
     """
@@ -155,7 +167,8 @@ class EpisodicLSTM(nn.Module):
         """Outputs [T, N, units], and states [T, N, 2, units] (output and cell) without gradient."""
         keep = (~is_init).to(features.dtype).unsqueeze(-1)
         h, c = state.unbind(1)
-        outputs, cells = [], []
+        outputs = []
+        cells = []
         for gates, kept in zip(self.inward(features).unbind(), keep.unbind(), strict=True):
             h, c = self._cell(gates, h * kept, c * kept)
             outputs.append(h)
@@ -184,9 +197,11 @@ _SLICES_PER_THREAD = 2
 def split_pass(
     run: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], inputs: Tensor, threads: int
 ) -> Tensor:
-    """``run(inputs)``, slice by slice along the first dimension, in ``threads`` threads at once, and so
-    backward; gradients are summed in a fixed order. Torch's own threads wait for each other after every
-    operation, which costs more than it gains where workers use the same cores. ``inputs`` get no gradient.
+    """``run(inputs)``, slice by slice along the first dimension, in ``threads`` threads at once.
+
+    And so backward; gradients are summed in a fixed order. Torch's own threads wait for each other after
+    every operation, which costs more than it gains where workers use the same cores. ``inputs`` get no
+    gradient.
     """
     out: Tensor = _SplitPass.apply(run, inputs, threads, *parameters)
     return out
@@ -198,14 +213,16 @@ class _SplitPass(torch.autograd.Function):
         ctx: Any, run: Callable[[Tensor], Tensor], inputs: Tensor, threads: int, *parameters: Tensor
     ) -> Tensor:
         slices = inputs.chunk(threads * _SLICES_PER_THREAD)
-        ctx.parameters, ctx.threads = parameters, threads
+        ctx.parameters = parameters
+        ctx.threads = threads
         ctx.outs = _each(threads, torch.enable_grad()(run), slices)
         return torch.cat([out.detach() for out in ctx.outs])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        outs, ctx.outs = ctx.outs, None
+        outs = ctx.outs
+        ctx.outs = None
         grads = grad.split([len(out) for out in outs])
         parameters = [ctx.parameters] * len(outs)
         found = _each(ctx.threads, torch.autograd.grad, outs, parameters, grads)
@@ -214,8 +231,10 @@ class _SplitPass(torch.autograd.Function):
 
 
 def _each(threads: int, run: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
-    """What ``run`` gives for each. An error waits for all threads: one that works on a parameter holds a lock
-    of torch and waits for Python's, and the next pass would hold Python's and wait for torch's, for ever.
+    """What ``run`` gives for each.
+
+    An error waits for all threads: one that works on a parameter holds a lock of torch and waits for
+    Python's, and the next pass would hold Python's and wait for torch's, for ever.
     """
     futures = [_pool(threads).submit(run, *each) for each in zip(*arguments, strict=True)]
     wait(futures)

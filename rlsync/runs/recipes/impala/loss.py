@@ -76,7 +76,10 @@ class ImpalaLoss(LossModule):
         self.entropy_coeff = settings.entropy_coeff
         self.baseline_coeff = settings.baseline_coeff
         self.loss_mask_key = None  # an unroll has no padding
-        self._optional = [keys.REPLAYED] if settings.entropy_on == "online" else []
+        if settings.entropy_on == "online":
+            self._optional = [keys.REPLAYED]
+        else:
+            self._optional = []
         self._checked = False
 
     @property
@@ -92,8 +95,10 @@ class ImpalaLoss(LossModule):
     @property
     def out_keys(self) -> list[str]:
         """The three losses, whose sum the optimizer minimises, and the scalars to log."""
-        logged = DIAGNOSTICS if self.settings.trust_region is None else DIAGNOSTICS + TRUST_DIAGNOSTICS
-        return ["loss_policy", "loss_baseline", "loss_entropy", *logged]
+        logged = ["loss_policy", "loss_baseline", "loss_entropy", *DIAGNOSTICS]
+        if self.settings.trust_region is not None:
+            logged += TRUST_DIAGNOSTICS
+        return logged
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """The losses, multiplied by their coefficients, and the diagnostics, all as scalars.
@@ -107,7 +112,9 @@ class ImpalaLoss(LossModule):
         if not self._checked and not torch.compiler.is_compiling():
             check_batch(tensordict, self._player(), self._optional)
             self._checked = True
-        settings, head, index = self.settings, self.actor_network.head, _final_index(tensordict)
+        settings = self.settings
+        head = self.actor_network.head
+        index = _final_index(tensordict)
         seen = self._unrolled(tensordict, self._finals(tensordict, index))
         params = seen.params[:-1]
         log_prob, entropy = head.score(params, tensordict.get(keys.ACTION))
@@ -127,7 +134,10 @@ class ImpalaLoss(LossModule):
         )
         error = (targets - values[:-1]).square()
         learned = error if trust is None else error * trust.accepted
-        online = entropy if settings.entropy_on == "all" else entropy * ~tensordict.get(keys.REPLAYED)
+        if settings.entropy_on == "all":
+            online = entropy
+        else:
+            online = entropy * ~tensordict.get(keys.REPLAYED)
         reduced = torch.mean if settings.reduction == "mean" else torch.sum
         return TensorDict(
             {
@@ -143,12 +153,12 @@ class ImpalaLoss(LossModule):
         return self.actor_network.player(store_params=self.settings.trust_region is not None)
 
     def _unrolled(self, batch: TensorDictBase, finals: Finals | None) -> Unrolled:
-        network, is_init = self.actor_network, batch.get(keys.IS_INIT)
-        state = (
-            network.initial_state(is_init.shape[1])
-            if network.lstm is None
-            else batch.get(keys.RECURRENT_STATE)
-        )
+        network = self.actor_network
+        is_init = batch.get(keys.IS_INIT)
+        if network.lstm is None:
+            state = network.initial_state(is_init.shape[1])
+        else:
+            state = batch.get(keys.RECURRENT_STATE)
         last_action = last_reward = None
         if network.takes_last_action:
             last_action = _after(batch.get(keys.LAST_ACTION), batch.get(keys.ACTION))

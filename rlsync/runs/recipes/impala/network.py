@@ -123,7 +123,10 @@ class ImpalaNet(nn.Module):
         self.torso = make_torso(torso, self.observation_shape, widths)
         if normalize and torso == "mlp":
             raise ConfigError("only pixels are normalised", "normalize", "leave it false for vectors")
-        self.pixels = None if torso == "mlp" else Pixels(self.observation_shape, normalize, channels_last)
+        if torso == "mlp":
+            self.pixels = None
+        else:
+            self.pixels = Pixels(self.observation_shape, normalize, channels_last)
         features = widths[-1] + last_action * head.features + last_reward
         self.lstm = EpisodicLSTM(features, lstm) if lstm else None
         self.policy = linear(lstm or features, head.width, gain=0.01)
@@ -132,7 +135,9 @@ class ImpalaNet(nn.Module):
     @property
     def state_shape(self) -> tuple[int, ...]:
         """Shape of one environment's recurrent state: (2, units); (0,), no bytes, without an LSTM."""
-        return (0,) if self.lstm is None else (2, self.lstm.units)
+        if self.lstm is None:
+            return (0,)
+        return (2, self.lstm.units)
 
     def initial_state(self, num_envs: int) -> Tensor:
         """The state before anything was seen: zeros ``[N, *state_shape]``.
@@ -202,7 +207,10 @@ class ImpalaNet(nn.Module):
         with _no_autocast(features) if autocast else _NOTHING:
             features = self._with_last(features, is_init, last_action, last_reward)
             if self.lstm is not None:
-                before = self.initial_state(observation.shape[0]) if state is None else state
+                if state is None:
+                    before = self.initial_state(observation.shape[0])
+                else:
+                    before = state
                 features, state = self.lstm.step(features, is_init, before)
             return self.policy(features), self.value(features).squeeze(-1), state
 
@@ -236,13 +244,17 @@ class ImpalaNet(nn.Module):
             features = self._with_last(features, is_init, last_action, last_reward)
             if self.lstm is not None:
                 features, states = self.lstm(features, is_init, state)
-            params, value = self.policy(features), self.value(features).squeeze(-1)
+            params = self.policy(features)
+            value = self.value(features).squeeze(-1)
         return Unrolled(params, value, None if finals is None else self._final_value(finals, states))
 
     @torch.no_grad()
     def _final_value(self, finals: Finals, states: Tensor | None) -> Tensor:
         is_init = torch.zeros_like(finals.time, dtype=torch.bool)
-        state = self.initial_state(len(is_init)) if states is None else states[finals.time, finals.env]
+        if states is None:
+            state = self.initial_state(len(is_init))
+        else:
+            state = states[finals.time, finals.env]
         return self.step(finals.observation, is_init, state, finals.last_action, finals.last_reward).value
 
     def _features(self, observation: Tensor) -> Tensor:
@@ -260,14 +272,17 @@ class ImpalaNet(nn.Module):
             observation = observation.to(dtype)
         with torch.autocast(observation.device.type, torch.bfloat16) if self.in_bfloat16 else _NOTHING:
             features: Tensor = self.torso(observation)
-        return features if features.dtype == dtype else features.to(dtype)
+        if features.dtype == dtype:
+            return features
+        return features.to(dtype)
 
     def _with_last(
         self, features: Tensor, is_init: Tensor, last_action: Tensor | None, last_reward: Tensor | None
     ) -> Tensor:
         if not (self.takes_last_action or self.takes_last_reward):
             return features
-        inputs, begins = [features], is_init.unsqueeze(-1)
+        inputs = [features]
+        begins = is_init.unsqueeze(-1)
         if self.takes_last_action:
             encoded = self.head.encode(_given(last_action, "action")).to(features.dtype)
             inputs.append(encoded.masked_fill(begins, 0.0))
@@ -334,15 +349,25 @@ class ImpalaPlayer(Player):
         if network.takes_last_reward:
             records.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
         shape = network.observation_shape
-        dtype = torch.uint8 if len(shape) == 3 else torch.float32  # pixels, or vectors
-        actions = BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)
+        # pixels, or vectors
+        if len(shape) == 3:
+            dtype = torch.uint8
+        else:
+            dtype = torch.float32
+        actions: BoxActions | DiscreteActions = DiscreteActions(head.features)
+        if head.action_shape:
+            actions = BoxActions(head.action_shape[0])
         super().__init__({POLICY: network}, actions, shape, dtype, records)
         self.network = network
         self._deterministic = deterministic
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
-        network, head = self.network, self.network.head
-        state = {} if network.lstm is None else {keys.RECURRENT_STATE: network.initial_state(num_envs)}
+        network = self.network
+        head = self.network.head
+        if network.lstm is None:
+            state = {}
+        else:
+            state = {keys.RECURRENT_STATE: network.initial_state(num_envs)}
         if network.takes_last_action:
             shape = num_envs, *head.action_shape
             state[keys.LAST_ACTION] = torch.zeros(shape, dtype=head.action_dtype, device="cpu")
@@ -351,8 +376,10 @@ class ImpalaPlayer(Player):
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
-        network, head = self.network, self.network.head
-        before, last_action = state.get(keys.RECURRENT_STATE), state.get(keys.LAST_ACTION)
+        network = self.network
+        head = self.network.head
+        before = state.get(keys.RECURRENT_STATE)
+        last_action = state.get(keys.LAST_ACTION)
         params, value, seen = network.lean_step(observation, is_init, before, last_action, reward)
         if self._deterministic:
             action = head.mode(params)

@@ -86,7 +86,8 @@ def probe(config: EnvConfig) -> VectorSpaces:
 
 
 def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
-    model, pixels = recipe.model, len(spaces.observation_shape) == 3
+    model = recipe.model
+    pixels = len(spaces.observation_shape) == 3
     options = vars(model) | ({"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {})
     bfloat16 = recipe.update_dtype == BFLOAT16
     return ImpalaNet(spaces.observation_shape, spaces.head, bfloat16=bfloat16, **options)
@@ -97,7 +98,8 @@ def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
 
 
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
-    recipe, config = run.recipe, run.config
+    recipe = run.recipe
+    config = run.config
     batches = recipe.batches(config)
     return run.place.collector(
         network.player(store_params=recipe.loss_settings().trust_region is not None),
@@ -119,9 +121,11 @@ def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollect
 def register_hooks(
     trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector, network: ImpalaNet
 ) -> None:
-    recipe, replay = run.recipe, run.recipe.replay
+    recipe = run.recipe
+    replay = run.recipe.replay
     if replay.ratio:
-        seed, shared = run.config.seed, run.shared
+        seed = run.config.seed
+        shared = run.shared
         held: UnrollReplay | SharedReplay
         if shared is None:
             held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=seed)
@@ -140,7 +144,8 @@ def register_hooks(
 
 def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[SharedFile, SharedReplayHandle]:
     """The replay of agents with these configs; ConfigError if their rollouts differ, or it is too large."""
-    recipes, env = [ImpalaConfig.of(config) for config in configs], configs[0].env
+    recipes = [ImpalaConfig.of(config) for config in configs]
+    env = configs[0].env
     shapes = [RolloutShape(recipe.unroll_length, env.num_envs) for recipe in recipes]
     players = [
         make_network(recipe, spaces).player(store_params=recipe.loss_settings().trust_region is not None)

@@ -251,7 +251,9 @@ class ImpalaConfig(RecipeConfig):
 
     def variant(self) -> str:
         """With a replay it is LASER: its checkpoints have the replay's state."""
-        return "laser" if self.replay.ratio else self.name
+        if self.replay.ratio:
+            return "laser"
+        return self.name
 
     def batches(self, config: Config) -> Batches:
         return Batches(self.unroll_length, self.batch_size // max(1, config.env.num_envs))
@@ -273,7 +275,8 @@ class ImpalaConfig(RecipeConfig):
         return LossSettings(**options)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        frames, wanted = config.collector.frames_per_batch, self.batch_size * self.unroll_length
+        frames = config.collector.frames_per_batch
+        wanted = self.batch_size * self.unroll_length
         if frames != wanted:
             what = f"a batch of {frames} frames is not {self.batch_size} unrolls of {self.unroll_length}"
             cure = f"give recipe.batch_size x recipe.unroll_length = {wanted}"

@@ -97,7 +97,8 @@ def vtrace_with(
     """:func:`vtrace` with values that were checked before; ``torch.compile(fullgraph=True)`` takes it."""
     _same_shape(log_rho, reward, value, next_value, terminated, truncated)
     log_rho, reward, value, next_value = wide(log_rho, reward, value, next_value)
-    gamma, lam = settings.gamma, settings.lam
+    gamma = settings.gamma
+    lam = settings.lam
     next_value = next_value.masked_fill(terminated, 0.0)
     ended = terminated | truncated
     ratio = log_rho.exp()

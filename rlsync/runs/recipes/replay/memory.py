@@ -48,8 +48,10 @@ class Memory(Reader, ABC):
         trainer.register_op("process_optim_batch", self.draw)
 
     def store(self, batch: TensorDictBase) -> TensorDictBase:
-        """Keep a batch, which itself is not changed. If rows that were loaded have other entries, of all rows
-        those are kept that both have: an earlier rlsync stored what no update reads.
+        """Keep a batch, which itself is not changed.
+
+        If rows that were loaded have other entries, of all rows those are kept that both have: an earlier
+        rlsync stored what no update reads.
         """
         rows = self.rows(batch)
         if not self._stores:
@@ -105,17 +107,20 @@ _LEAST = 1e-6  #: is added to each error, so that every frame can be drawn
 
 
 class PrioritizedRows(OwnSampler):
-    """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``; p is its newest error, or the
-    largest so far. ``priority_weight`` is ``(N P(i)) ** -beta`` over the largest drawn with it (Schaul et al.
-    2016, https://arxiv.org/abs/1511.05952).
+    """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``.
+
+    p is its newest error, or the largest so far. ``priority_weight`` is ``(N P(i)) ** -beta`` over the
+    largest drawn with it (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
     """
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:
         # p_i ** alpha of each row, 0 where there is no frame, and their sums by block: a draw runs over the
         # blocks, and over the rows of those that it meets.
-        self._sizes, self._capacity = np.zeros((1 + (capacity - 1) // _BLOCK, _BLOCK)), capacity
+        self._sizes = np.zeros((1 + (capacity - 1) // _BLOCK, _BLOCK))
+        self._capacity = capacity
         self._sums = self._sizes.sum(1)
-        self._alpha, self.beta = alpha, beta
+        self._alpha = alpha
+        self.beta = beta
         self._largest = 1.0
 
     def probabilities(self) -> Tensor:

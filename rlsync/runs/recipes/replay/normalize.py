@@ -51,7 +51,8 @@ class Moments:
         rows = rows.detach().to("cpu", torch.float64).reshape(-1, len(self.mean))
         if not len(rows):
             return
-        mean, before = rows.mean(0), self.count
+        mean = rows.mean(0)
+        before = self.count
         self.count += len(rows)
         apart = mean - self.mean
         self._squares += (rows - mean).square().sum(0) + apart.square() * before * len(rows) / self.count
@@ -121,7 +122,8 @@ class Normalize(RegistersItself, Reader):
         self.observations.add(batch.get("observation"))
         self.rewards.add(batch.get(("next", "reward")))
         if self._config.observations:
-            mean, std = self.observations.mean, self.observations.variance.sqrt().clamp_min(_LEAST)
+            mean = self.observations.mean
+            std = self.observations.variance.sqrt().clamp_min(_LEAST)
             write_statistics(loss, mean, std)
         return batch
 
@@ -144,7 +146,10 @@ class Normalize(RegistersItself, Reader):
         self.rewards.load_state_dict(state_dict["rewards"])
 
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
-        scale = {"normalize/reward_scale": self.reward_scale} if self._config.rewards else {}
+        if self._config.rewards:
+            scale = {"normalize/reward_scale": self.reward_scale}
+        else:
+            scale = {}
         return {"normalize/frames": self.observations.count, **scale}
 
 

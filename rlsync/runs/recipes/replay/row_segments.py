@@ -117,7 +117,9 @@ def unread(what: str, file: Path) -> ConfigError:
 
 
 def unwritten(folder: Path, error: Exception) -> RlsyncError:
-    reason = error.__context__ if isinstance(error.__context__, OSError) else error
+    reason: BaseException = error
+    if isinstance(error.__context__, OSError):
+        reason = error.__context__
     refusal = machines(error)
     cure = (None if refusal is None else cure_of(refusal, folder)) or "make room there"
     cure += "; the checkpoint before is whole, and resume=RUN goes on from it"
@@ -132,8 +134,10 @@ MOST_SEGMENTS = 1_000  #: with so many segments of single checkpoints, these are
 
 
 class RowSegments(TensorStorageCheckpointer):
-    """Writes only the new rows of a round-robin buffer, and links older segments or writes them again, once
-    at most. Stored rows must not change: ``TensorDictReplayBuffer.extend`` is the only way in.
+    """Writes only the new rows of a round-robin buffer.
+
+    It links older segments or writes them again, once at most. Stored rows must not change:
+    ``TensorDictReplayBuffer.extend`` is the only way in.
     """
 
     def __init__(
@@ -164,7 +168,10 @@ class RowSegments(TensorStorageCheckpointer):
         alive = [segment for segment in known if segment.end > first]
         merging = sum(not segment.merged for segment in alive) >= self._most_segments
         kept = [s for s in alive if (s.merged or not merging) and self._link(s, folder)]
-        one = storage.get(slice(0, 1)).values(True, True) if len(storage) else ()
+        if len(storage):
+            one = storage.get(slice(0, 1)).values(True, True)
+        else:
+            one = ()
         rows = max(1, self._segment_bytes // max(1, sum(leaf.nbytes for leaf in one)))
         new = [
             write(storage.get(place), folder, number, merged=merging)
@@ -178,8 +185,9 @@ class RowSegments(TensorStorageCheckpointer):
         self._remember(folder)
 
     def loads(self, storage: TensorStorage, path: str | Path) -> None:
-        """Put a checkpoint's rows, TorchRL's too, at their places; ConfigError if any is damaged. Of rows
-        that an earlier rlsync stored, what the newest ones have is kept.
+        """Put a checkpoint's rows, TorchRL's too, at their places; ConfigError if any is damaged.
+
+        Of rows that an earlier rlsync stored, what the newest ones have is kept.
         """
         folder = Path(path)
         self._segments = []
@@ -247,7 +255,9 @@ def _read_index(file: Path, capacity: int) -> tuple[int, list[Segment]]:
     """The first row, and the segments that have it and all after it."""
     try:
         index = json.loads(file.read_text())
-        held, first, end = index["capacity"], index["first"], index["end"]
+        held = index["capacity"]
+        first = index["first"]
+        end = index["end"]
         segments = [Segment(**segment) for segment in index["segments"]]
     except FileNotFoundError as error:
         raise unread("is missing", file) from error

@@ -39,8 +39,10 @@ class PaceConfig:
 
 @dataclass
 class ReplayConfig(RecipeConfig):
-    """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some. How
-    checkpoints have the buffer: :class:`~rlsync.runs.recipes.replay.row_segments.RowSegments`.
+    """What these recipes share.
+
+    ``target_return`` is that of greedy evaluations, where there are some. How checkpoints have the buffer:
+    :class:`~rlsync.runs.recipes.replay.row_segments.RowSegments`.
     """
 
     #: Number of frames that the replay buffer holds. By default it holds all frames of the run. Memory is
