@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from rlsync.core import trace
 from rlsync.core.errors import LayoutMismatch, PublishError
 from rlsync.core.ledger import Ledger
-from rlsync.sync.sharded.ranks import Ranks
+from rlsync.sync.sharded.ranks import OneRank, Ranks
 from rlsync.tensors.compare import Fit
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves, memory_key
@@ -46,8 +46,7 @@ class Publish:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._publisher.ranks is not None:
-            self._publisher.ranks.tell(error)
+        self._publisher.ranks.tell(error)
 
     def fill(
         self,
@@ -110,6 +109,32 @@ class Publish:
             seen(self.stamp.version, self._layout, self._tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """What a transport is laid out for, and by which leaves: made anew by a publish that does not fit it."""
+
+    keys: Set[Key]  #: of the newest publish, which fits
+    layout: Layout
+    owners: Sequence[Key]  #: of the layout's entries that own their bytes
+    ties: Sequence[tuple[Key, Key]]  #: each leaf whose bytes are another one's, and that one
+    brought: Mapping[str, Set[str]]  #: by destination: the leaves that publishes bring
+    specs: Mapping[
+        str, Sequence[LeafSpec]
+    ]  #: by destination: all leaves, also those that are kept as they were
+
+    def fits(self, leaves: Mapping[Key, Tensor]) -> bool:
+        """Whether these leaves can be published as it is: none more, none less, and tied as they were."""
+        if leaves.keys() != self.keys:
+            for destination, names in _by_destination(leaves).items():
+                if self.brought.get(destination) != names:
+                    return False
+        for tied, owner in self.ties:
+            both = tied in leaves and owner in leaves
+            if both and memory_key(leaves[tied]) != memory_key(leaves[owner]):
+                return False
+        return True
+
+
 class Publisher:
     """Publishes leaves by name, as one version; destinations that a publish leaves out keep their weights.
 
@@ -129,15 +154,11 @@ class Publisher:
         self.compares = False  #: whether it compares outputs: with what the sources held at each publish
         self.sources: Mapping[Key, Tensor] = {}  #: copied then, of the newest visible version
         self.comparing_s = 0.0  #: what the learner has spent on the present comparison
-        self.ranks: Ranks | None = None  #: the learner's other ranks, once a sharded leaf was met
+        self.ranks: Ranks | OneRank = OneRank()  #: the learner's other ranks, once a sharded leaf was met
         self.underway: Publish | None = None  #: filled, and visible when it is joined
         self.leaves_at = leaves_at
         self._besides: Mapping[Key, Tensor] = {}  # go into the same version, whatever it is filled with
-        self._laid_out: dict[str, list[LeafSpec]] = {}
-        self._brought: dict[str, set[str]] = {}  # by destination: the leaves that publishes bring
-        self._last_keys: frozenset[Key] = frozenset()
-        self._owners: list[Key] = []
-        self._ties: list[tuple[Key, Key]] = []
+        self._laid: Laid | None = None  # as the transport is laid out; None before the first publish
 
     @property
     def version(self) -> int:
@@ -178,15 +199,13 @@ class Publisher:
     def begin(self) -> Publish:
         """Begin a publish: the one before is joined, and the ledger's next number taken; see :meth:`join`."""
         self.join()
-        if self.ranks is not None:
-            self.ranks.begin()
+        self.ranks.begin()
         return Publish(self, self._besides)
 
     def pass_over(self) -> None:
         """Publish nothing now: other ranks of the learner, if there are any, wait for that word."""
-        if self.ranks is not None:
-            self.ranks.begin()
-            self.ranks.tell(None)
+        self.ranks.begin()
+        self.ranks.tell(None)
 
     def join(self) -> None:
         """Wait until what was published is visible.
@@ -206,7 +225,7 @@ class Publisher:
         """
         named = fit.named(weights, self.specs(destination))
         leaves = {(destination, name): tensor for name, tensor in named.items()}
-        if fit.sharded and self.ranks is None:
+        if fit.sharded and isinstance(self.ranks, OneRank):
             self.meet_ranks(leaves)
         return leaves
 
@@ -216,58 +235,57 @@ class Publisher:
         PublishError: a rank does not come. LayoutMismatch: a rank has a leaf sharded in another way, or the
         transport is no board.
         """
-        if self.ranks is None:
-            self.ranks = Ranks(self.transport)
-        self.ranks.meet(leaves)
-        return self.ranks
+        ranks = Ranks(self.transport) if isinstance(self.ranks, OneRank) else self.ranks
+        self.ranks = ranks
+        ranks.meet(leaves)
+        return ranks
 
     def lay_out(self, leaves: Mapping[Key, Tensor]) -> tuple[Layout, Sequence[Key]]:
         """The transport's layout, made anew where these leaves need another one, and who owns its entries."""
-        layout = self.transport.layout
-        same = leaves.keys() == self._last_keys
-        brought = {} if same else _by_destination(leaves)
-        others = any(self._brought.get(destination) != names for destination, names in brought.items())
-        tie_broken = any(
-            tied in leaves and owner in leaves and memory_key(leaves[tied]) != memory_key(leaves[owner])
-            for tied, owner in self._ties
-        )
-        if layout is None or others or tie_broken:
-            layout = self._lay_out(leaves)
-        if not same:
-            self._last_keys = frozenset(leaves)
-        return layout, self._owners
+        laid = self._laid
+        if laid is None or not laid.fits(leaves):
+            laid = self._lay_out(leaves)
+        elif leaves.keys() != laid.keys:
+            laid = replace(laid, keys=frozenset(leaves))
+        self._laid = laid
+        return laid.layout, laid.owners
 
-    def _lay_out(self, leaves: Mapping[Key, Tensor]) -> Layout:
+    def _lay_out(self, leaves: Mapping[Key, Tensor]) -> Laid:
         """Lay the transport out for these leaves, and for what its newest version holds besides."""
-        if self.ranks is None and any_sharded(leaves.values()):
+        if isinstance(self.ranks, OneRank) and any_sharded(leaves.values()):
             self.meet_ranks(leaves)
         kept = {key: None for key in held(self.transport) if key not in leaves}
-        self._brought |= _by_destination(leaves)
+        brought: dict[str, Set[str]] = {}
+        if self._laid is not None:
+            brought |= self._laid.brought
+        brought |= _by_destination(leaves)
+
+        # The first leaf of some memory owns its bytes, and those after it are tied to that one.
         first: dict[object, str] = {}
-        laid_out: dict[str, list[LeafSpec]] = {}
+        specs: dict[str, list[LeafSpec]] = {}
         for destination, name in dict.fromkeys([*kept, *leaves]):
             tensor = leaves.get((destination, name))
             spec = self._spec(destination, name, tensor)
             tie = spec.tie if (destination, spec.tie) in kept else ""
             if tensor is not None:
+                owner = name
                 if tensor.numel():
-                    tied = first.setdefault((destination, memory_key(tensor)), name)
-                else:
-                    tied = name
-                tie = "" if tied == name else tied
-            excluded = name not in self._brought[destination]
-            laid_out.setdefault(destination, []).append(replace(spec, tie=tie, excluded=excluded))
-        layout = Layout.build(laid_out)
+                    owner = first.setdefault((destination, memory_key(tensor)), name)
+                tie = "" if owner == name else owner
+            excluded = name not in brought[destination]
+            specs.setdefault(destination, []).append(replace(spec, tie=tie, excluded=excluded))
+
+        layout = Layout.build(specs)
         self.transport.lay_out(layout)
-        self._owners = [(e.destination, e.leaf.name) for e in layout.owned]
-        self._ties = [
-            ((e.destination, e.leaf.name), (e.destination, e.leaf.tie)) for e in layout.entries if e.leaf.tie
-        ]
-        self._laid_out = laid_out
-        return layout
+        owners = [(entry.destination, entry.leaf.name) for entry in layout.owned]
+        tied = [entry for entry in layout.entries if entry.leaf.tie]
+        ties = [((e.destination, e.leaf.name), (e.destination, e.leaf.tie)) for e in tied]
+        return Laid(frozenset(leaves), layout, owners, ties, brought, specs)
 
     def _spec(self, destination: str, name: str, tensor: Tensor | None) -> LeafSpec:
-        known = [*(self.specs(destination) or ()), *self._laid_out.get(destination, ())]
+        known = [*(self.specs(destination) or ())]
+        if self._laid is not None:
+            known += self._laid.specs.get(destination, ())
         for spec in known:
             if spec.name == name:
                 return spec

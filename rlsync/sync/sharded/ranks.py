@@ -44,6 +44,16 @@ def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
             raise PublishError(what, f"sync map {route}", cure)
 
 
+class OneRank:
+    """A learner that has no other ranks: nobody has to be told of its publishes."""
+
+    def begin(self) -> None:
+        pass
+
+    def tell(self, error: BaseException | None) -> None:
+        pass
+
+
 class Ranks:
     """Fills a board's slots with the parts of all ranks.
 
