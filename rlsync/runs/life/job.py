@@ -182,12 +182,8 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
             if made is None:
                 continue
             recipe: Any = made.config.recipe
-            population = vars(recipe).get("agents", 1) > 1
-            # each agent has a checkpoint of its own
-            if population:
-                resume = None
-            else:
-                resume = made.config.resume
+            population = recipe.population() > 1
+            resume = None if population else made.config.resume  # each agent has a checkpoint of its own
             config = replace(made.config, resume=resume)
             job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
             errors += wrong

@@ -157,7 +157,7 @@ def batch_errors(config: Config) -> Iterator[RlsyncError]:
     envs = batches.rollouts * config.env.num_envs
     if frames < 1 or envs < 1:  # bounds say it
         return
-    if batches.steps * envs == frames or "unroll_length" in vars(config.recipe):  # impala says more of it
+    if batches.steps * envs == frames or config.recipe.says_which_batches():
         return
     what = f"a batch of {frames} frames is not as many steps of each of {envs} environments"
     near = max(1, frames // envs) * envs
@@ -171,10 +171,9 @@ def batch_errors(config: Config) -> Iterator[RlsyncError]:
 
 def schedule_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key that leaves no fixed lag, or no life to make again, where that is asked for."""
-    own = vars(config.recipe)
     seconds = config.sync.when.unit == "seconds"
     lag = config.collector.lag
-    full = own.get("when_full", "block")
+    full = config.recipe.ring_policy()
     if lag is not None and lag > 0 and not config.cluster.here:
         what = f"the nodes of a cluster keep no lag of {lag}"
         cure = (

@@ -118,7 +118,7 @@ def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
         yield "its workers were on a cluster", "make a run with cluster=none again"
     if when.unit == "seconds" and when.every is not None:
         yield "it published every so many seconds", "count batches, frames or optim_steps"
-    if asdict(config.recipe).get("when_full") == "drop_newest":
+    if config.recipe.ring_policy() == "drop_newest":
         yield "its workers dropped rollouts, which are not recorded", "give when_full=block or drop_oldest"
 
 

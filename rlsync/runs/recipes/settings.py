@@ -256,6 +256,18 @@ class RecipeConfig:
         """What a run and the run that resumes it have in common: the name, unless one recipe has several."""
         return self.name
 
+    def says_which_batches(self) -> bool:
+        """Whether :meth:`errors` says which numbers of frames make a batch; else whole rollouts do."""
+        return False
+
+    def ring_policy(self) -> str:
+        """What workers do when the ring is full, because the learner is busy: a ``WhenFull``."""
+        return "block"
+
+    def population(self) -> int:
+        """How many agents the run trains; one is a run like any other."""
+        return 1
+
     def acts_on_clusters(self) -> bool:
         """Whether this recipe's workers may be on the nodes of a cluster."""
         return False

@@ -261,6 +261,15 @@ class ImpalaConfig(RecipeConfig):
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return 1
 
+    def says_which_batches(self) -> bool:
+        return True
+
+    def ring_policy(self) -> str:
+        return self.when_full
+
+    def population(self) -> int:
+        return self.agents
+
     def acts_on_clusters(self) -> bool:
         return True
 
