@@ -100,8 +100,7 @@ VERBS = {
     "plot nowhere": "name the folder that rlsync train printed as 'run'",
     "explain nofile.py:build": "no file 'nofile.py'",
     "doctor --trainer nofile.py": "give FILE.py:FUNCTION",
-    "plan recipe.total_frames=0": "give a number > 0",
-    "plan --plot plan.xyz": "/plan.xyz\n  cure   end it in .png",
+    "check recipe.total_frames=0": "give a number > 0",
 }
 
 

@@ -1,15 +1,16 @@
-"""``rlsync check``: lists all that is wrong with a config, without training."""
+"""``rlsync check``: lists all that is wrong with a config, or what its run will do; nothing is trained."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlsync.core.errors import RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.whole_file import json_of
+from rlsync.runs.cli import planned
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import command_line
 from rlsync.runs.life.job import Job, examined_jobs, try_checkpoints
@@ -17,8 +18,11 @@ from rlsync.runs.life.output import EXIT_USAGE
 from rlsync.runs.life.training import prepare_process, shut_down
 from rlsync.runs.recipes import registry
 from rlsync.runs.recipes.evaluating import tried_by_evaluations, tried_by_workers, whether_episodes_end
-from rlsync.runs.recipes.settings import ClusterConfig, LoggerConfig
+from rlsync.runs.recipes.settings import ClusterConfig, Config, LoggerConfig
+from rlsync.runs.recipes.timeline import Timeline, timeline
 from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
+
+_ABOUT = "List all that is wrong with a config, or print what its run will do, and when. Nothing is trained."
 
 _EXAMPLES = """examples:
   rlsync check                                   the defaults
@@ -33,13 +37,16 @@ nothing is wrong with those, and you give a sync map, a recipe or an environment
 your own, it starts workers and resolves the sync map, as the run will; in an environment of your own, they
 play one batch. "looked at" says which of these it has done.
 
+If nothing is wrong, it prints what the run will do, and when: prefill, updates, publishes, evaluations. A run
+may end before its plan does, when it reaches its target. --json says what the words of a plan mean.
+
 exit status: 0 nothing is wrong, 2 something is
 """
 
 
 def main(arguments: list[str]) -> int:
     usage = "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]"
-    parser = parser_of("check", "List all that is wrong with a config, without training.", _EXAMPLES, usage)
+    parser = parser_of("check", _ABOUT, _EXAMPLES, usage)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)
     line = command_line.read(rest)
@@ -48,13 +55,25 @@ def main(arguments: list[str]) -> int:
     for job, facts in zip(jobs, told, strict=True):
         if not errors:
             errors += _try(job, facts, line.config_dir)
+    plans = [] if errors else [_plan(job.config) for job in jobs]
     if given.json:
-        print_document(as_json(errors, told))
-    else:
-        print(as_text(errors, told))
+        print_document(as_json(errors, told, plans))
+        return EXIT_USAGE if errors else 0
+    print(as_text(errors, told))
     if errors:
         return EXIT_USAGE
+    for job, plan in zip(jobs, plans, strict=True):
+        text = plan if isinstance(plan, str) else planned.as_text(job.config, plan)
+        print(f"\n{text}")
     return 0
+
+
+def _plan(config: Config) -> Timeline | str:
+    """What a run will do; or why nobody can tell."""
+    try:
+        return timeline(config)
+    except ConfigError as error:
+        return f"no plan: {error.what}"
 
 
 def _is_own(job: Job, own: Path | None) -> bool:
@@ -129,7 +148,9 @@ def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
     return "\n\n".join([*map(str, errors), "1 error" if len(errors) == 1 else f"{len(errors)} errors"])
 
 
-def as_json(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
-    """``{"ok": ..., "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}]}``."""
+def as_json(errors: list[RlsyncError], told: list[dict[str, str]], plans: list[Timeline | str]) -> str:
+    """``{"ok", "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}], "plans"}``."""
     wrong = [{"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors]
-    return json_of({"ok": not errors, "errors": wrong, "configs": told})
+    drawn_up = [asdict(plan) if isinstance(plan, Timeline) else None for plan in plans]
+    facts = {"ok": not errors, "errors": wrong, "configs": told}
+    return json_of({**facts, "plans": drawn_up, "glossary": planned.GLOSSARY})

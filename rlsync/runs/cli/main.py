@@ -24,8 +24,7 @@ from rlsync.runs.life.output import EXIT_USAGE, Unread, exit_status, output_read
 VERBS = {
     "train": "train a recipe: rlsync train [key=value ...]",
     "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function]",
-    "check": "validate a config and list all that is wrong with it: rlsync check [key=value ...]",
-    "plan": "print what a run will do, and when: rlsync plan [key=value ...]",
+    "check": "list all that is wrong with a config, or what its run will do: rlsync check [key=value ...]",
     "doctor": "examine this machine, and whether a trainer's weights arrive: rlsync doctor",
     "status": "tell how a training's workers are, or how it ended: rlsync status RUN",
     "eval": "play episodes with the weights of a checkpoint: rlsync eval RUN",

@@ -1,9 +1,9 @@
-"""The pictures of ``rlsync plot`` and ``rlsync plan --plot``."""
+"""The pictures of ``rlsync plot`` and ``rlsync timeline``."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.whole_file import check_folder
 from rlsync.record.schedule import Life, named
 from rlsync.runs.life.run_folder import Curve, NotRecorded, RunFolder
-from rlsync.runs.recipes.timeline import Timeline
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -199,49 +198,6 @@ PANELS = (
     Panel("Duration of a publish", FRAMES, "ms", (MILLISECONDS,), _decades),
     Panel("Bytes copied by a publish", FRAMES, "bytes", (BYTES,), _bytes),
 )
-
-PHASES = ("prefill", "learning", "evaluation", "checkpoint")  #: the rows of a plan, from top to bottom
-#: More marks than these in a row are drawn as a bar, whose length says from when to when.
-MOST_MARKS = 200
-
-
-def draw_plans(titles: Sequence[str], plans: Sequence[Timeline]) -> Figure:
-    """One panel for each plan: its phases as bars, its evaluations and checkpoints as marks, over frames."""
-    figure = Figure(figsize=(10, 2.4 * len(plans)), dpi=120, layout="constrained")
-    panels = figure.subplots(len(plans), squeeze=False)[:, 0]
-    for axes, title, plan in zip(panels, titles, plans, strict=True):
-        for phase in plan.phases:
-            row = PHASES.index(phase.name)
-            begin = phase.first_frame
-            axes.barh(row, phase.last_frame + 1 - begin, 0.6, left=begin, color=COLOURS[row])
-            told = f" {phase.rounds:,} rounds, {phase.updates:,} updates"
-            axes.text(begin, row, told, va="center", fontsize="small", clip_on=True)
-        _marks(axes, "evaluation", plan.evaluation_every_frames, plan.frames)
-        _marks(axes, "checkpoint", plan.checkpoint_every_frames, plan.frames, at_the_end=True)
-        if plan.publishes is None:
-            published = ""
-        else:
-            published = f", {plan.publishes:,} publishes"
-        title += f": {plan.updates:,} updates{published}"
-        axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
-        axes.set_yticks(range(len(PHASES)), PHASES)
-        axes.set_ylim(len(PHASES) - 0.5, -0.5)  # the first row on top
-        axes.set_xlim(0, plan.frames * 1.01)
-        axes.set_xlabel(FRAMES)
-        axes.xaxis.set_major_formatter(EngFormatter())
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _marks(axes: Axes, name: str, every: int, frames: int, *, at_the_end: bool = False) -> None:
-    """Marks at the first frames at which something may happen; it waits for the end of a batch."""
-    row = PHASES.index(name)
-    places = list(range(every, frames, every)) if every else []
-    places += [frames] if at_the_end else []
-    if len(places) > MOST_MARKS:
-        axes.barh(row, places[-1] - places[0], 0.2, left=places[0], color=COLOURS[row])
-    else:
-        axes.plot(places, [row] * len(places), "|", color=COLOURS[row], ms=12, mew=2, clip_on=False)
 
 
 def lanes(lives: Mapping[str, Life]) -> Figure:

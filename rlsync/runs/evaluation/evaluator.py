@@ -106,9 +106,8 @@ class Evaluator(TrainerHookBase):
         """Oldest first."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size != self._read_bytes:  # else nothing was written since
-            evaluations = read_evaluations(self._file)
-        self._read_bytes = size
-        self._evaluations = evaluations
+            self._evaluations = read_evaluations(self._file)
+            self._read_bytes = size
         return list(self._evaluations)
 
     def close(self) -> None:

@@ -118,7 +118,9 @@ def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str
 @pytest.mark.seconds
 def test_what_is_shipped_is_fine_and_what_was_tried_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
-    *lines, looked_at = capsys.readouterr().out.splitlines()
+    said, plan = capsys.readouterr().out.split("\n\n")
+    *lines, looked_at = said.splitlines()
+    assert plan.startswith("plan of ppo on CartPole-v1\n")
     tried = f"looked at settings; whether {Path.cwd()} can have checkpoints; 100 steps as workers step it; "
     assert looked_at.startswith(f"{tried}100 steps as evaluations play it; ")
     assert looked_at.endswith(" episodes ended")

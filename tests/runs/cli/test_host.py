@@ -173,7 +173,7 @@ def test_a_sweeper_that_needs_results_is_refused_by_every_verb_and_before_a_job_
     (tmp_path / "mine" / "hydra" / "sweeper").mkdir(parents=True)
     (tmp_path / "mine" / "hydra" / "sweeper" / "best.yaml").write_text("_target_: somewhere.Best\n")
     words = ("--config-dir", "mine", "-m", "hydra/sweeper=best", "recipe.lr=0.001")
-    for verb in ("check", "plan", "train"):
+    for verb in ("check", "train"):
         assert main([verb, *words]) == 2
         shown = capsys.readouterr()
         assert "the sweeper 'best' may choose jobs by what others have returned" in shown.out + shown.err

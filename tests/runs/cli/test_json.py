@@ -30,10 +30,12 @@ def test_a_verb_with_json_prints_its_document_where_nothing_else_is_printed(verb
     assert "print(json" not in source
 
 
+@pytest.mark.seconds
+@pytest.mark.processes
 def test_a_document_is_alone_on_the_standard_output_of_this_process(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["plan", "--json", *LOUD]) == 0
+    assert main(["check", "--json", *LOUD]) == 0
     os.write(1, b"after it")
     out, err = capfd.readouterr()
     document, end, after = out.rpartition("}\n")
@@ -43,10 +45,12 @@ def test_a_document_is_alone_on_the_standard_output_of_this_process(
         assert f"{how}: close\n" in err
 
 
+@pytest.mark.seconds
+@pytest.mark.processes
 def test_a_document_goes_to_whatever_stands_for_the_standard_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["plan", "--json", *LOUD]) == 0
+    assert main(["check", "--json", *LOUD]) == 0
     assert json.loads(capsys.readouterr().out)["plans"]
 
 
@@ -62,7 +66,7 @@ def test_neither_workers_nor_the_exit_of_the_process_print_beside_a_document(tmp
 
 
 def test_an_error_leaves_the_standard_output_empty(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--json", *LOUD, "recipe=sac"]) == 2
+    assert main(["explain", "--json", "recipe.lr=-1"]) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert "\n  cure   " in err

@@ -13,7 +13,6 @@ ARGUMENTS = {
     "train": set(),  # Hydra's: overrides, and the flags of --hydra-help
     "explain": {"target", "--config-dir", "--json", "--timeout-s", "--trust"},
     "check": {"--json"},  # and what train takes
-    "plan": {"--json", "--plot"},  # and what train takes
     "doctor": {"--trainer", "--env", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
     "status": {"run", "--watch", "--json", "--schema"},
     "eval": {
@@ -66,7 +65,7 @@ def test_examples_in_the_help_use_verbs_and_options_that_exist(
     examples = re.findall(r"^  rlsync (\w+)(.*)$", help_of(verb, capsys), re.M)
     assert {name for name, _ in examples} <= set(VERBS)
     for name, rest in examples:
-        allowed = ARGUMENTS[name] | (HYDRAS if name in ("train", "check", "plan") else set())
+        allowed = ARGUMENTS[name] | (HYDRAS if name in ("train", "check") else set())
         assert set(re.findall(r"--[\w-]+", rest)) <= allowed, rest
 
 

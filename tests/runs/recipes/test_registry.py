@@ -95,7 +95,7 @@ def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
         ("train", *own, "recipe=a2c", "run_dir=first", "recipe.total_frames=400"),
         ("train", *own, "recipe=a2c", *again),
         ("ls", *own),
-        ("plan", *own, "recipe=a2c", "recipe.total_frames=400"),
+        ("check", *own, "recipe=a2c", "recipe.total_frames=400"),
         ("cp", "recipe/a2c") if installed else ("ls",),
         path=path,
     )

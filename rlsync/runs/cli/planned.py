@@ -1,30 +1,10 @@
-"""``rlsync plan``: prints or draws what a run will do, and when."""
+"""What ``rlsync check`` says of a run that can begin: what it will do, and when."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-
-from rlsync.core.whole_file import json_of
-from rlsync.runs.cli.main import parser_of, print_document
-from rlsync.runs.cli.pictures import panels_for
-from rlsync.runs.config import command_line
-from rlsync.runs.life.job import jobs_of
 from rlsync.runs.recipes.checks import more_frames
 from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, Config
-from rlsync.runs.recipes.timeline import RunPhase, Timeline, timeline
-
-_EXAMPLES = """examples:
-  rlsync plan recipe=dqn                              what rlsync train recipe=dqn will do
-  rlsync plan recipe=sac env=gymnasium env.id=Pendulum-v1 recipe.pace.ratio=0.5
-  rlsync plan --json recipe=dqn                       for machines
-  rlsync plan --plot plan.png recipe=dqn              draws it, too
-
-Nothing is trained, and no worker is started. A run may end before its plan does, when it reaches its target.
-
-exit status: 0 the plan is printed, 1 the disk is full, 2 the config is wrong, its recipe has no plan, the
-picture cannot be written, or no matplotlib
-"""
+from rlsync.runs.recipes.timeline import RunPhase, Timeline
 
 #: The words of a plan, which mean the same in logs and in configs.
 GLOSSARY = {
@@ -41,29 +21,8 @@ GLOSSARY = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    usage = "rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [--trust] [key=value ...]"
-    about = "Print what a run will do, and when: prefill, updates, publishes, evaluations."
-    parser = parser_of("plan", about, _EXAMPLES, usage)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the plan into a picture, too")
-    given, rest = parser.parse_known_args(arguments)
-    configs = [job.config for job in jobs_of(command_line.read(rest))]
-    plans = [timeline(config) for config in configs]
-    if given.plot is not None:
-        panels = panels_for("rlsync plan --plot", given.plot)
-        panels.draw_plans([_title(config) for config in configs], plans).savefig(given.plot)
-    if given.json:
-        print_document(json_of({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}))
-        return 0
-    for config, plan in zip(configs, plans, strict=True):
-        print(as_text(config, plan), end="\n\n")
-    print("words")
-    print("\n".join(f"  {word:<10} {meaning}" for word, meaning in GLOSSARY.items()))
-    return 0
-
-
 def as_text(config: Config, plan: Timeline) -> str:
+    """The plan of a run as a table, a line for each thing that happens."""
     if plan.publishes is None:
         published = ""
     else:
