@@ -10,6 +10,7 @@ from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync import ConfigError, DestinationNotFound, LayoutMismatch, SyncWeights, UpdateWeights
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from tests.tools.parts import (
     CanaryPolicy,
     make_collector,
@@ -165,7 +166,7 @@ def test_a_send_that_finds_no_room_counts_no_version(monkeypatch: pytest.MonkeyP
         hook = UpdateWeights(collector, 1)
         version = hook.version
         with monkeypatch.context() as full:
-            full.setattr(hook._endpoint.publisher.transport._slots, "take", lambda: None)
+            full.setattr(endpoint_of(collector).publisher.transport._slots, "take", lambda: None)
             receipt = hook.publish()
         assert (receipt.coalesced, receipt.copied_bytes) == (True, 0)
         assert receipt.version == hook.version == version

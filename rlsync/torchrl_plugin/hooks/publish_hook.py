@@ -1,4 +1,4 @@
-"""PublishHook: the counters, trigger, receipts and checkpoint state that both publishing hooks have."""
+"""PublishHook: what publishes when its trigger is due, whatever sends the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torchrl.trainers import Trainer, TrainerHookBase
@@ -20,15 +20,95 @@ from rlsync.core.path import Path, check_count, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.core.whole_file import check_folder
+from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.publisher import Publisher
 from rlsync.torchrl_plugin.compat import trainers
-from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments, require_trainer
+from rlsync.torchrl_plugin.hooks.misuse import Calls, no_trainer, refuse_arguments, require_trainer
 
 _log = logging.getLogger(__name__)
 
 
+class Sending(Protocol):
+    """How the weights of a hook reach its workers: all in which publishing hooks differ."""
+
+    #: The collector that gets the weights, or an object that sends them.
+    feeds: object
+
+    @property
+    def ledger(self) -> Ledger:
+        """Numbers and times of the versions that the workers read, whoever published them; or of sends."""
+
+    @property
+    def version(self) -> int:
+        """The newest one; 0 before the first."""
+
+    def destinations(self) -> Iterable[str]:
+        """Paths on the collector."""
+
+    def publish(self, reason: str, now: Counters) -> Receipt:
+        """Send the present weights as one version."""
+
+    def publish_due(self, gates: Iterable[Callable[[], bool]], now: Counters) -> Receipt | None:
+        """Send what the trigger asks for; ``None`` if a gate holds it."""
+
+    def pass_over(self) -> None:
+        """Nothing is due at this call of the hook."""
+
+    def published(self) -> None:
+        """A publish was recorded."""
+
+    def join(self) -> None:
+        """Wait until what was sent is visible."""
+
+
+class MapSending:
+    """Sends what a map names; ``in_background`` what the trigger asks for, as far as that can be."""
+
+    def __init__(self, bound: BoundMap, feeds: object, *, in_background: bool = False) -> None:
+        self.bound = bound
+        self.feeds = feeds
+        self.pinned: list[VersionCopies] = []  #: copies for evaluations, which are told of each version
+        self._in_background = in_background
+
+    @property
+    def publisher(self) -> Publisher:
+        """What publishes to the collector's workers."""
+        return self.bound.endpoint.publisher
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.publisher.ledger
+
+    @property
+    def version(self) -> int:
+        return self.publisher.version
+
+    def destinations(self) -> Iterable[str]:
+        return [route.destination for route in self.bound.plan.routes]
+
+    def publish(self, reason: str, now: Counters) -> Receipt:
+        return self.bound.publish(reason, now)
+
+    def publish_due(self, gates: Iterable[Callable[[], bool]], now: Counters) -> Receipt | None:
+        return self.bound.publish_unless_held(gates, "trigger", now, in_background=self._in_background)
+
+    def pass_over(self) -> None:
+        self.publisher.pass_over()
+
+    def published(self) -> None:
+        for copies in self.pinned:
+            copies.published()
+
+    def join(self) -> None:
+        self.publisher.join()
+
+
 class PublishHook(TrainerHookBase):
-    """A Trainer hook that publishes when its trigger is due; subclasses say how, and which ledger counts."""
+    """A Trainer hook that publishes when its trigger is due.
+
+    It counts, asks the trigger, keeps the receipts, owes a publish at the start and after a resume, and goes
+    into checkpoints. A subclass gives it what sends the weights, and enrols it with a trainer.
+    """
 
     kept_as: str  #: its name in checkpoints, unless :meth:`register` is given another
 
@@ -50,8 +130,8 @@ class PublishHook(TrainerHookBase):
         self.receipts: deque[Receipt] = deque(maxlen=int(history))
         self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
         self.gates: list[Callable[[], bool]] = []  #: a publish that is due is put off while one is false
+        self._sending: Sending | None = None
         self._receipts_file = file
-        self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._batches = 0
         self._optim_steps = 0
         self._seconds_before = 0.0
@@ -62,28 +142,30 @@ class PublishHook(TrainerHookBase):
         self._calls = Calls(type(self).__name__, when.units())
 
     @property
-    def _publisher(self) -> Publisher | None:
-        """What publishes to this hook's workers; None where a sender does the sending."""
-        raise NotImplementedError
+    def sending(self) -> Sending:
+        """What sends the weights.
+
+        Raises:
+            ConfigError: this hook has no trainer, and so nothing to send.
+        """
+        if self._sending is None:
+            raise no_trainer(self, f"pass trainer=trainer to {type(self).__name__}, or ")
+        return self._sending
 
     @property
     def ledger(self) -> Ledger:
         """Numbers and times of the versions that the workers read, whoever published them; or of sends."""
-        if self._publisher is None:
-            return self._sent
-        return self._publisher.ledger
+        return self.sending.ledger
 
     @property
     def version(self) -> int:
         """The newest published version; 0 before the first. Sends count where a sender does the sending."""
-        if self._publisher is None:
-            return self._sent.version
-        return self._publisher.version
+        return self.sending.version
 
     @property
     def feeds(self) -> object:
         """The collector to which this hook publishes, or the sender that does it; None while it has none."""
-        raise NotImplementedError
+        return None if self._sending is None else self._sending.feeds
 
     def register(self, trainer: Trainer, name: str = "") -> None:
         """Resolve, check, and register at the stages where the trigger's counters change.
@@ -104,26 +186,14 @@ class PublishHook(TrainerHookBase):
     def _bind(self, trainer: Trainer, name: str = "") -> None:
         raise NotImplementedError
 
-    def _publish(self, reason: str, now: Counters) -> Receipt:
-        raise NotImplementedError
-
-    def _publish_due(self, now: Counters) -> Receipt | None:
-        """Publish what the trigger asks for; ``None`` if a gate holds it."""
-        if all(gate() for gate in self.gates):
-            return self._publish("trigger", now)
-        return None
-
-    def _pass_over(self) -> None:
-        """Nothing is due at this call of the hook."""
-
-    def _destinations(self) -> Iterable[str]:
-        raise NotImplementedError
-
-    def _require_bound(self) -> None:
-        """Raise if the hook would publish nothing, because it has no trainer."""
-
     def join(self) -> None:
-        """Wait until what was published is visible; needed only where a publish goes on after it returned."""
+        """Wait until what was published in the background is visible.
+
+        Raises:
+            PublishError: it was written to meanwhile, and is not published.
+        """
+        if self._sending is not None:
+            self._sending.join()
 
     def counters(self) -> Counters:
         """The learner's counters now."""
@@ -138,24 +208,25 @@ class PublishHook(TrainerHookBase):
 
     def __call__(self, *given: object) -> None:
         """Publish if it is due; registered at a stage of the trainer that passes no arguments."""
-        self._require_bound()
+        sending = self.sending
         refuse_arguments(self, given)
         now = self.counters()
         self._calls.called(now)
         if self._owed is not None:
             self._settle()
         elif not self.when.due(self._last, now):
-            self._pass_over()
-        elif (receipt := self._publish_due(now)) is not None:
+            sending.pass_over()
+        elif (receipt := sending.publish_due(self.gates, now)) is not None:
             self._record(receipt, now)
 
     def publish(self) -> Receipt:
         """Publish now, whatever the trigger says."""
         now = self.counters()
-        return self._record(self._publish("call", now), now)
+        return self._record(self.sending.publish("call", now), now)
 
     def _record(self, receipt: Receipt, now: Counters) -> Receipt:
         self._calls.published()
+        self.sending.published()
         if not receipt.coalesced and receipt.reason in ("trigger", "call"):
             self._last = now
         receipt = replace(receipt, run_id=self.ledger.run_id)
@@ -169,7 +240,7 @@ class PublishHook(TrainerHookBase):
         """Make the publish that is owed: before the first frame, or after a resume."""
         if self._owed is not None:
             now = self.counters()
-            if not self._record(self._publish(self._owed, now), now).coalesced:
+            if not self._record(self.sending.publish(self._owed, now), now).coalesced:
                 self._owed = None
 
     def _owe(self, reason: str) -> None:
@@ -233,7 +304,7 @@ class PublishHook(TrainerHookBase):
         """Remove TorchRL's hooks that send to where this one publishes, and no others."""
         found = trainers.stock_update_weights(trainer)
         replaced = [stock for stock in found if stock.feeds is self.feeds]
-        ours = [parse(destination) for destination in self._destinations()]
+        ours = [parse(destination) for destination in self.sending.destinations()]
 
         def reached(theirs: Path) -> bool:  # the destination, or a part of it
             return any(path.startswith(theirs) or theirs.startswith(path) for path in ours)

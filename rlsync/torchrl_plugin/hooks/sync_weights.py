@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -12,11 +12,10 @@ from torchrl.trainers import Trainer
 
 from rlsync.core import trace
 from rlsync.core.errors import NothingPublished, warn
-from rlsync.core.plan import Receipt, Source, SyncPlan
-from rlsync.core.trigger import Counters, Every, Trigger
-from rlsync.sync.bound_map import BoundMap, VersionCopies
+from rlsync.core.plan import Source, SyncPlan
+from rlsync.core.trigger import Every, Trigger
+from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.publisher import Publisher
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
@@ -26,7 +25,7 @@ from rlsync.torchrl_plugin.compat.servers import server_of
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.hooks import misuse
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
-from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
+from rlsync.torchrl_plugin.hooks.publish_hook import MapSending, PublishHook
 from rlsync.transport.contract import ReaderStatus
 
 
@@ -103,8 +102,6 @@ class SyncWeights(PublishHook):
         self.finite = finite
         self.background = background
         self.max_unchanged_publishes = max_unchanged_publishes
-        self._bound_map: BoundMap | None = None
-        self._pinned: list[VersionCopies] = []
         if trainer is not None:
             self._bind(trainer)
 
@@ -122,7 +119,7 @@ class SyncWeights(PublishHook):
             misuse.refuse_background(trainer, endpoint)
         self.collector, given = collector, self.collector
         try:
-            self._bound_map = BoundMap(
+            bound = BoundMap(
                 self.sync_map,
                 trainer,
                 endpoint,
@@ -131,17 +128,18 @@ class SyncWeights(PublishHook):
                 finite=self.finite,
             )
             if self.background:
-                misuse.refuse_shards_in_background(self._bound_map.plan)
+                misuse.refuse_shards_in_background(bound.plan)
+            self._sending = MapSending(bound, collector, in_background=self.background)
             with self._enrolled(trainer, name):
                 self._register_ops(trainer, endpoint)
                 warn_without_board(endpoint, "SyncWeights.register")
                 self._warn_of_another_collector(trainer)
-                for warning in self._bound_map.plan.warnings():
+                for warning in bound.plan.warnings():
                     warn(warning)
                 self._owe("start")
         except BaseException:
             self.collector = given
-            self._bound_map = None
+            self._sending = None
             raise
         endpoint.connect(self.publish)  # last, because it changes the collector
 
@@ -169,9 +167,10 @@ class SyncWeights(PublishHook):
             trainer.register_op("post_steps_log", lambda _: self.join())
 
     @property
-    def feeds(self) -> object:
-        """The collector to which this hook publishes; None before it has one."""
-        return self.collector
+    def sending(self) -> MapSending:
+        sending = super().sending
+        assert isinstance(sending, MapSending)
+        return sending
 
     @property
     def bound(self) -> BoundMap:
@@ -180,31 +179,13 @@ class SyncWeights(PublishHook):
         Raises:
             ConfigError: this hook has no trainer.
         """
-        if self._bound_map is None:
-            raise misuse.no_trainer(self, "pass trainer=trainer to SyncWeights, or ")
-        return self._bound_map
-
-    def _require_bound(self) -> None:
-        _ = self.bound
+        return self.sending.bound
 
     @property
     def plan(self) -> SyncPlan:
         """The resolved map. Its notes name the UpdateWeights hooks that this hook replaced or kept."""
         plan = self.bound.plan
         return replace(plan, trigger=str(self.when), notes=(*plan.notes, *self.beside))
-
-    @property
-    def _publisher(self) -> Publisher:
-        return self.bound.endpoint.publisher
-
-    def join(self) -> None:
-        """Wait until what was published in the background is visible.
-
-        Raises:
-            PublishError: it was written to meanwhile, and is not published.
-        """
-        if self._bound_map is not None:
-            self._publisher.join()
 
     def lag_versions(self, workers: Sequence[ReaderStatus] | None = None) -> int:
         """Newest published version minus the oldest one that a living worker acts with.
@@ -221,7 +202,7 @@ class SyncWeights(PublishHook):
 
     def acting_workers(self) -> list[ReaderStatus]:
         """What the transport knows of each living worker; nothing where it cannot tell."""
-        readers = self._publisher.transport.status()  # others may read along: an evaluator
+        readers = self.sending.publisher.transport.status()  # others may read along: an evaluator
         return [r for r in readers if r.alive and r.reader < self.bound.endpoint.num_workers]
 
     def wait(self, timeout_s: float) -> None:
@@ -263,24 +244,7 @@ class SyncWeights(PublishHook):
             DestinationNotFound: the Evaluator's worker has no scheme for a destination of the map.
             LayoutMismatch: the Evaluator's policy has other leaves than the collector's.
         """
-        self._pinned.append(pin(evaluator, self.bound, self._settle, self.publish))
-
-    def _destinations(self) -> Iterable[str]:
-        return self.sync_map
-
-    def _pass_over(self) -> None:
-        self._publisher.pass_over()
-
-    def _publish_due(self, now: Counters) -> Receipt | None:
-        return self.bound.publish_unless_held(self.gates, "trigger", now, in_background=self.background)
-
-    def _publish(self, reason: str, now: Counters) -> Receipt:
-        return self.bound.publish(reason, now)
-
-    def _record(self, receipt: Receipt, now: Counters) -> Receipt:
-        for copies in self._pinned:
-            copies.published()
-        return super()._record(receipt, now)
+        self.sending.pinned.append(pin(evaluator, self.bound, self._settle, self.publish))
 
 
 def _trace_taken(batch: TensorDictBase) -> TensorDictBase:

@@ -12,6 +12,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Ledger
 from rlsync.core.path import check_choice, parse
 from rlsync.core.plan import POLICY, Receipt
 from rlsync.core.trigger import Counters, Every
@@ -22,7 +23,7 @@ from rlsync.tensors.compare import Fit
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.misuse import notice_silence
-from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
+from rlsync.torchrl_plugin.hooks.publish_hook import MapSending, PublishHook
 
 
 class UpdateWeights(PublishHook):
@@ -78,23 +79,21 @@ class UpdateWeights(PublishHook):
         self.policy_weights_getter = policy_weights_getter
         self.weight_update_map = weight_update_map
         self.sender = sender
-        self._endpoint: Endpoint | None = None if collector is None else endpoint_of(collector)
-        self._bound_map: BoundMap | None = None
-        self._fit = Fit("policy_weights_getter()", "of 'policy'")
-        if weight_update_map is not None and trainer is not None and self._endpoint is not None:
-            training = training_of(trainer)
-            self._bound_map = BoundMap(weight_update_map, trainer, self._endpoint, training=training)
-        elif policy_weights_getter is not None and self._endpoint is not None:
-            self._endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
-        if self._endpoint is not None:
-            warn_without_board(self._endpoint, "UpdateWeights")
+        endpoint = None if collector is None else endpoint_of(collector)
+        if weight_update_map is not None and trainer is not None and endpoint is not None:
+            bound = BoundMap(weight_update_map, trainer, endpoint, training=training_of(trainer))
+            self._sending = MapSending(bound, collector)
+        else:
+            self._sending = StockSending(collector, endpoint, policy_weights_getter, sender)
+        if endpoint is not None:
+            warn_without_board(endpoint, "UpdateWeights")
         if trainer is not None:
             self._bind(trainer)
-        elif isinstance(collector, BaseCollector) and not isinstance(self._endpoint, BoardEndpoint):
+        elif isinstance(collector, BaseCollector) and not isinstance(endpoint, BoardEndpoint):
             what = "this UpdateWeights is registered with no trainer, so it sends nothing"
             notice_silence(collector, what, lambda: (self.version, self._batches))
-        if self._endpoint is not None and (self._bound_map or policy_weights_getter):
-            self._endpoint.connect(self.publish)
+        if endpoint is not None and (weight_update_map is not None or policy_weights_getter is not None):
+            endpoint.connect(self.publish)
 
     def _bind(self, trainer: Trainer, name: str = "") -> None:
         with self._enrolled(trainer, name):
@@ -108,22 +107,6 @@ class UpdateWeights(PublishHook):
         if self.interval_unit == "batches":
             self._count_batch()
         super().__call__(*given)
-
-    @property
-    def feeds(self) -> object:
-        """The sender, or else the collector."""
-        if self.sender is None:
-            return self.collector
-        return self.sender
-
-    def _destinations(self) -> Iterable[str]:
-        return self.weight_update_map or (POLICY,)
-
-    @property
-    def _publisher(self) -> Publisher | None:
-        if self._endpoint is None:
-            return None
-        return self._endpoint.publisher
 
     @property
     def counter(self) -> int:
@@ -158,22 +141,51 @@ class UpdateWeights(PublishHook):
         published = torch.empty(0, 2, dtype=torch.int64, device="cpu")
         return {"version": self.version, "published": published} | now | last
 
-    def _publish(self, reason: str, now: Counters) -> Receipt:
-        if self._bound_map is not None:
-            return self._bound_map.publish(reason, now)
+
+class StockSending:
+    """Sends as TorchRL's hook does: what a getter returns, what the collector has, or what a sender knows."""
+
+    def __init__(
+        self, collector: Any, endpoint: Endpoint | None, getter: Callable[[], Any] | None, sender: Any
+    ) -> None:
+        self.feeds = collector if sender is None else sender
+        self._endpoint = endpoint
+        self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
+        self._getter = getter
+        self._sender = sender
+        self._fit = Fit("policy_weights_getter()", "of 'policy'")
+        if getter is not None and endpoint is not None:
+            endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
+
+    @property
+    def _publisher(self) -> Publisher | None:
+        return None if self._endpoint is None else self._endpoint.publisher
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._sent if self._publisher is None else self._publisher.ledger
+
+    @property
+    def version(self) -> int:
+        return self._sent.version if self._publisher is None else self._publisher.version
+
+    def destinations(self) -> Iterable[str]:
+        return (POLICY,)
+
+    def publish(self, reason: str, now: Counters) -> Receipt:
         started = time.perf_counter()
-        sent = self._send()
+        moved = self._send()
         return Receipt(
             version=self.version,
             reason=reason,
-            copied_leaves=len(sent or ()),
+            copied_leaves=len(moved or ()),
             aliased_leaves=0,
             cast_leaves=0,
-            copied_bytes=sum(tensor.nbytes for tensor in sent or ()),
+            copied_bytes=sum(tensor.nbytes for tensor in moved or ()),
             aliased_bytes=0,
             background_bytes=0,
             duration_s=time.perf_counter() - started,
-            coalesced=sent is None,
+            coalesced=moved is None,
             repaired=(),
             batches=now.batches,
             frames=now.frames,
@@ -181,23 +193,38 @@ class UpdateWeights(PublishHook):
             time_s=time.time(),
         )
 
+    def publish_due(self, gates: Iterable[Callable[[], bool]], now: Counters) -> Receipt | None:
+        if all(gate() for gate in gates):
+            return self.publish("trigger", now)
+        return None
+
+    def pass_over(self) -> None:
+        pass
+
+    def published(self) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
+
     def _send(self) -> Collection[Tensor] | None:
         """Send the weights; what was moved, as far as this hook can tell; ``None`` if it was coalesced."""
         publisher = self._publisher
-        if self.policy_weights_getter is not None and publisher is not None:
-            checked = publisher.fitted(self._fit, POLICY, self.policy_weights_getter())
+        if self._getter is not None and publisher is not None:
+            checked = publisher.fitted(self._fit, POLICY, self._getter())
             if publisher.publish(checked) is None:
                 return None
             return checked.values()
-        version = self.version
+
+        before = self.version
         coalesced = 0 if publisher is None else publisher.coalesced
-        if self.sender is not None:
-            self.sender.update_weights()
+        if self._sender is not None:
+            self._sender.update_weights()
         else:
-            self.collector.update_policy_weights_()
+            self.feeds.update_policy_weights_()
         if publisher is not None and publisher.coalesced > coalesced:
             return None
-        if self.version == version:  # it did not go through a publisher of rlsync, which records
+        if self.version == before:  # it did not go through a publisher of rlsync, which records
             self.ledger.record(self.ledger.next)
         return ()
 
