@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,50 +45,84 @@ class Composition:
 
 def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | None, list[ConfigError]]:
     """What a job's overrides make, without those that name no key; None if Hydra refuses. And all errors."""
-    overrides = [parsed(word) for word in words]
-    hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
-    groups = own_hydra.group_names()
-    options = [o for o in overrides if key_of(o) in groups]
-    offered = partial(own_hydra.options, config_name=line.config_name, own=hydras)
-    errors: list[ConfigError] = []
-    decide = [*options, *(o for o in overrides if key_of(o) == "resume")]
-    used = [*hydras, *(str(o.input_line) for o in decide)]
+    composing = _Composing(line, words)
     try:
-        for o in options:
-            errors += refusals.of_option(o, offered(key_of(o)), line.unusable)
-        if errors:  # what the keys are is not known
-            return None, errors
-        config, choices = _composed(line, used)
-        resume = OmegaConf.select(config, "resume")
-        run = line.folder / str(resume)
-        before = None if resume is None else file_before(run)
-        if resume and before is None and checkpoint_at(run) is None:
-            errors.append(nothing_in(str(run)))  # and the keys of the run's recipe are not known
-        added = _added(line, overrides, config, choices, hydras, before)
+        return composing.composed(), composing.errors
+    except ConfigError as error:
+        return None, [*composing.errors, error]
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        return None, [*composing.errors, refusals.of_composition(error, words)]
+
+
+class _Composing:
+    """A job's overrides on their way to a config, in four steps: options, what fits, keys, types."""
+
+    def __init__(self, line: CommandLine, words: Sequence[str]) -> None:
+        self.errors: list[ConfigError] = []
+        self._line = line
+        self._overrides = [parsed(word) for word in words]
+        self._groups = own_hydra.group_names()
+        self._hydras = [str(o.input_line) for o in self._overrides if o.is_hydra_override()]
+        #: Decide which keys there are: options of groups, and the run that is resumed.
+        self._options = [o for o in self._overrides if key_of(o) in self._groups]
+        self._deciding = [*self._options, *(o for o in self._overrides if key_of(o) == "resume")]
+        self._used = [*self._hydras, *(str(o.input_line) for o in self._deciding)]
+
+    def composed(self) -> Composition | None:
+        """The config; None if an option is wrong, for then nobody knows what the keys are."""
+        self._check_options()
+        if self.errors:
+            return None
+        config, choices = _composed(self._line, self._used)
+        added = self._what_fits(config, choices)
         if added:
-            used += added
-            config, choices = _composed(line, used)
+            # Hydra composes a second time, for what fits depends on the options that the first one has found.
+            self._used += added
+            config, choices = _composed(self._line, self._used)
+        config, choices = self._with_keys(config, choices)
+        if self._line.sweeps and choices.get(own_hydra.SWEEPER) not in own_hydra.BASIC:
+            self.errors.append(refusals.of_sweeper(str(choices[own_hydra.SWEEPER])))
+        return Composition(_typed(config, self._line.folder), choices, tuple(added))
+
+    def _check_options(self) -> None:
+        for option in self._options:
+            offered = own_hydra.options(key_of(option), config_name=self._line.config_name, own=self._hydras)
+            self.errors += refusals.of_option(option, offered, self._line.unusable)
+
+    def _what_fits(self, config: DictConfig, choices: Choices) -> list[str]:
+        """The overrides that bring in the run that is resumed, or else what is tuned for the environment."""
+        before = None
+        resume = OmegaConf.select(config, "resume")
+        if resume is not None:
+            run = self._line.folder / str(resume)
+            before = file_before(run)
+            if resume and before is None and checkpoint_at(run) is None:
+                self.errors.append(nothing_in(str(run)))  # and the keys of the run's recipe are not known
+        return _added(self._line, self._overrides, config, choices, self._hydras, before)
+
+    def _with_keys(self, config: DictConfig, choices: Choices) -> tuple[DictConfig, Choices]:
+        """The config with the keys that the overrides set; those that name no key are errors."""
         known = list(refusals.keys_of(config))
         keys = []
-        for override in overrides:
-            if override not in decide and not override.is_hydra_override():
-                wrong = list(refusals.of_key(override, known, groups))
-                errors += wrong
-                keys += [] if wrong else [override]
-        outer = {key_of(o) for o in keys if "." not in key_of(o)}
-        group = outer and not outer.isdisjoint(own_hydra.options("", line.config_name, hydras))
-        if group or any(o.is_add() or o.is_force_add() or o.is_delete() or o.package for o in keys):
-            # A folder of the user's makes a group of a key, or keys come and go.
-            config, choices = _composed(line, [*used, *(str(o.input_line) for o in keys)])
-        else:
-            own_hydra.set_keys(config, keys)
-        if line.sweeps and choices.get(own_hydra.SWEEPER) not in own_hydra.BASIC:
-            errors.append(refusals.of_sweeper(str(choices[own_hydra.SWEEPER])))
-        return Composition(_typed(config, line.folder), choices, tuple(added)), errors
-    except ConfigError as error:
-        return None, [*errors, error]
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        return None, [*errors, refusals.of_composition(error, words)]
+        for override in self._overrides:
+            if override in self._deciding or override.is_hydra_override():
+                continue
+            wrong = list(refusals.of_key(override, known, self._groups))
+            if not wrong:
+                keys.append(override)
+            self.errors += wrong
+
+        outer = {key_of(key) for key in keys if "." not in key_of(key)}
+        names_group = False
+        if outer:
+            top = own_hydra.options("", self._line.config_name, self._hydras)
+            names_group = not outer.isdisjoint(top)
+        changes_keys = any(k.is_add() or k.is_force_add() or k.is_delete() or k.package for k in keys)
+        if names_group or changes_keys:
+            # A folder of the user's makes a group of a key, or keys come and go: that is Hydra's to do.
+            return _composed(self._line, [*self._used, *(str(key.input_line) for key in keys)])
+        own_hydra.set_keys(config, keys)
+        return config, choices
 
 
 def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choices]:
