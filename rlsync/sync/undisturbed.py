@@ -50,7 +50,9 @@ def present_memory(module: nn.Module) -> Callable[[], None]:
 _GENERATOR = type(torch.default_generator)
 
 
-def _restores(value: Any, leaves: Covered, known: set[int]) -> Iterator[Callable[[], object]]:
+def _restores(  # noqa: C901 - a case for each kind
+    value: Any, leaves: Covered, known: set[int]
+) -> Iterator[Callable[[], object]]:
     """What gives an attribute back the content that it has now, also inside of containers.
 
     Of a view of the parameters, that is theirs.

@@ -71,10 +71,7 @@ def main(arguments: list[str]) -> int:
     else:
         trained = load(checkpoint, acting)
     file = given.video or given.run / video_file(trained.frames)
-    if given.no_video:
-        stage, why_none = (None, "not asked for")
-    else:
-        stage, why_none = _stage(acting, file, given)
+    stage, why_none = _stage(acting, file, given)
     with making(config.env):
         envs = make_venv(acting.env, at_once(given.episodes))
     with closing(envs):
@@ -155,6 +152,8 @@ def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
 
 def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> tuple[Filmed | None, str]:
     """Where the film is made; or nowhere, and why, unless the user insists on one."""
+    if given.no_video:
+        return None, "not asked for"
     try:
         check_file(file)
         return filmed(acting.env, given.seed), ""

@@ -135,17 +135,20 @@ def of_sweeper(sweeper: str) -> ConfigError:
     return ConfigError(what, f"hydra/sweeper={sweeper}", cure)
 
 
+def _of_yaml(error: YAMLError) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    where = "a YAML file of the configuration"
+    if mark is not None:
+        where = f"{mark.name}, line {mark.line + 1}"
+    what = f"cannot read a YAML file: {getattr(error, 'problem', None) or first_line(error)}"
+    return ConfigError(what, where, "correct it; YAML is indented by spaces")
+
+
 def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     """What Hydra refused. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
     raise_interrupt(error)
     if isinstance(error, YAMLError):
-        mark = getattr(error, "problem_mark", None)
-        if mark is None:
-            where = "a YAML file of the configuration"
-        else:
-            where = f"{mark.name}, line {mark.line + 1}"
-        what = f"cannot read a YAML file: {getattr(error, 'problem', None) or first_line(error)}"
-        return ConfigError(what, where, "correct it; YAML is indented by spaces")
+        return _of_yaml(error)
     inner: Any = error.__cause__ or error.__context__
     if not isinstance(inner, OmegaConfBaseException):
         inner = error
@@ -170,10 +173,7 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
             cure = _A_MAP
         else:
             cure = f"a list is written in brackets: {key}=[{value}]"
-    if guilty:
-        where = f"override {guilty}"
-    else:
-        where = " ".join(["the configuration with", *words])
+    where = f"override {guilty}" if guilty else " ".join(["the configuration with", *words])
     return ConfigError(what, where, cure)
 
 

@@ -210,49 +210,31 @@ def _agents(
     line: CommandLine, words: Sequence[str], whole: Config
 ) -> tuple[dict[int, Config], list[RlsyncError]]:
     """The configs of a population's agents that have not ended, by number, and all that is wrong."""
-    recipe: Any = whole.recipe
-    agents: dict[int, Config] = {}
     errors: list[RlsyncError] = []
     if whole.resume is not None and not agents_in(Path(whole.resume)):
         cure = "leave recipe.agents out, or start a population anew without resume"
         errors.append(ConfigError(f"{whole.resume} has no agents", f"resume={whole.resume}", cure))
-    varied = []
-    for key, values in (recipe.vary or {}).items():
-        if isinstance(values, list):
-            text = ",".join(map(json.dumps, values))
-        else:
-            text = values
-        each = values_of(parsed(f"recipe.{key}={text}"))
-        if len(each) != recipe.agents:
-            what = f"recipe.vary has {len(each)} values of {key} for {recipe.agents} agents"
-            errors.append(ConfigError(what, "recipe.vary", "give a value for each agent"))
-        varied.append(each)
+    varied, wrong = _varied(whole)
+    errors += wrong
+    if errors:
+        return {}, errors
+
     own = [word for word in words if not word.startswith(("resume=", "run_dir="))]
-    for number in range(0 if errors else recipe.agents):
-        if whole.resume is None:
-            before = None
-        else:
-            before = agent_folder(whole.resume, number)
-        end = None if before is None else ended(before)
-        if end is not None and end.status == 0 and (end.frames or 0) >= recipe.total_frames:
+    agents: dict[int, Config] = {}
+    spaces: Any = None
+    for number in range(whole.recipe.population()):
+        before = None if whole.resume is None else agent_folder(whole.resume, number)
+        if before is not None and _has_all_frames(before, whole.recipe.total_frames):
             continue
-        goes_on = before is not None and checkpoint_at(before) is not None
         differs = [each[number] for each in varied]
-        made, faults = composition(line, [*own, *differs, *([f"resume='{before}'"] if goes_on else [])])
-        errors += faults
-        if made is None:
-            continue
-        if whole.run_dir is None:
-            folder = None
-        else:
-            folder = str(agent_folder(whole.run_dir, number))
-        alone: Any = replace(made.config.recipe, agents=1, vary=None)  # type: ignore[call-arg]
-        agent = replace(made.config, recipe=alone, run_dir=folder, seed=whole.seed + number)
-        job, wrong = examined(agent, trusted=line.trusted, config_dir=line.config_dir)
+        if before is not None and checkpoint_at(before) is not None:
+            differs.append(f"resume='{before}'")
+        job, wrong = _agent(line, [*own, *differs], whole, number)
         errors += wrong
         if job is not None:
             agents[number] = job.config
             spaces = job.spaces
+
     if agents and not errors:
         from rlsync.runs.recipes.impala.recipe import shared_replay  # loads what no other run needs
 
@@ -261,6 +243,41 @@ def _agents(
         what = "all agents of this population have ended"
         errors.append(ConfigError(what, f"resume={whole.resume}", "give more recipe.total_frames"))
     return agents, errors
+
+
+def _varied(whole: Config) -> tuple[list[list[str]], list[RlsyncError]]:
+    """For each key in which agents differ an override for each agent, and what is wrong with them."""
+    recipe: Any = whole.recipe
+    errors: list[RlsyncError] = []
+    varied = []
+    for key, values in (recipe.vary or {}).items():
+        text = ",".join(map(json.dumps, values)) if isinstance(values, list) else values
+        each = values_of(parsed(f"recipe.{key}={text}"))
+        if len(each) != recipe.population():
+            what = f"recipe.vary has {len(each)} values of {key} for {recipe.population()} agents"
+            errors.append(ConfigError(what, "recipe.vary", "give a value for each agent"))
+        varied.append(each)
+    return varied, errors
+
+
+def _has_all_frames(agent: Path, frames: int) -> bool:
+    """Whether an agent of the run before has ended well, with all frames that it is to have now."""
+    end = ended(agent)
+    return end is not None and end.status == 0 and (end.frames or 0) >= frames
+
+
+def _agent(
+    line: CommandLine, words: Sequence[str], whole: Config, number: int
+) -> tuple[Job | None, list[RlsyncError]]:
+    """The job of one agent, in a folder and with a seed of its own, and what is wrong with it."""
+    made, errors = composition(line, words)
+    if made is None:
+        return None, [*errors]
+    folder = None if whole.run_dir is None else str(agent_folder(whole.run_dir, number))
+    alone: Any = replace(made.config.recipe, agents=1, vary=None)  # type: ignore[call-arg]
+    agent = replace(made.config, recipe=alone, run_dir=folder, seed=whole.seed + number)
+    job, wrong = examined(agent, trusted=line.trusted, config_dir=line.config_dir)
+    return job, [*errors, *wrong]
 
 
 def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:

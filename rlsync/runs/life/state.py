@@ -165,17 +165,15 @@ def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:
 
 
 def _state_of(run: Path) -> RunStatus:
+    """What a run is doing, or how it ended, as its board, its folder and its processes say."""
     handle = handle_in(run)
+    cluster = None
     if (run / files.CLUSTER).is_file():
         cluster = ClusterStatus.read(run / files.CLUSTER)
-    else:
-        cluster = None
     if handle is not None and ended(run) is None:
         found = _watched(handle)
-    else:
-        found = None
-    if found is not None:
-        return found
+        if found is not None:
+            return found
     learner = learner_in(run)
     # Only now: a run that ends closes its board, then writes this, and then its process is gone.
     end = ended(run)
@@ -188,13 +186,20 @@ def _state_of(run: Path) -> RunStatus:
     if cluster is not None:
         return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
     if learner is not None:
-        numbers = files.statistics_in(run)
-        if numbers is not None and numbers.frames:
-            starting = ""
-        else:
-            starting = "the run is starting, or "
-        why = f"{starting}its workers read no board, so the learner alone can ask them"
-        return RunStatus(RUNNING, f"pid {learner} trains: {why}")
+        return RunStatus(RUNNING, f"pid {learner} trains: {_why_no_board(run)}")
+    return _not_begun(run)
+
+
+def _why_no_board(run: Path) -> str:
+    numbers = files.statistics_in(run)
+    why = "its workers read no board, so the learner alone can ask them"
+    if numbers is not None and numbers.frames:
+        return why
+    return f"the run is starting, or {why}"
+
+
+def _not_begun(run: Path) -> RunStatus:
+    """Of a folder in which no process trains. ConfigError: it has no config of a run either."""
     if not (run / files.RESOLVED).is_file():
         what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
         raise ConfigError(what, "rlsync status", name_it(run))

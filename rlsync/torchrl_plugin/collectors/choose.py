@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.collectors.distributed import DistributedSyncCollector
@@ -47,21 +49,11 @@ def endpoint_of(collector: object) -> Endpoint:
         cure = f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out"
         raise ConfigError(what, "SyncWeights, UpdateWeights", cure)
     schemes = schemes_of(collector)
-    boards = {name: s for name, s in schemes.items() if isinstance(s, WorkerScheme)}
+    boards = {name: scheme for name, scheme in schemes.items() if isinstance(scheme, WorkerScheme)}
     if boards:
-        first, *others = (scheme.publisher for scheme in boards.values())
-        if len(boards) < len(schemes) or any(other is not first for other in others):
-            what = "the destinations of this collector do not share one board"
-            cure = "make one WeightBoard and take board.scheme() for each destination"
-            raise ConfigError(what, f"weight_sync_schemes={list(schemes)}", cure)
-        adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
-        return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
+        return _on_a_board(boards, list(schemes))
     if isinstance(collector, Collector) and not schemes:
-        if collectors.acts_ahead(collector):
-            what = "the first actions of each rollout of this collector are computed in the rollout before"
-            cure = "give it one environment, or a SerialEnv: then each frame has one version"
-            raise ConfigError(what, f"{type(collector).__name__} with an AsyncEnvPool", cure)
-        return InProcessEndpoint(collector)
+        return _in_process(collector)
     if isinstance(collector, collectors.MultiCollector):
         end_with_program(collector)  # one on a board says so itself
         for scheme in schemes.values():
@@ -69,6 +61,26 @@ def endpoint_of(collector: object) -> Endpoint:
     if isinstance(collector, Remote):
         return RemoteEndpoint(collector, list(schemes))
     return ForeignEndpoint(collector, list(schemes))
+
+
+def _in_process(collector: Collector) -> InProcessEndpoint:
+    """The endpoint of a collector of this process; ConfigError: it acts before its rollout begins."""
+    if collectors.acts_ahead(collector):
+        what = "the first actions of each rollout of this collector are computed in the rollout before"
+        cure = "give it one environment, or a SerialEnv: then each frame has one version"
+        raise ConfigError(what, f"{type(collector).__name__} with an AsyncEnvPool", cure)
+    return InProcessEndpoint(collector)
+
+
+def _on_a_board(boards: Mapping[str, WorkerScheme], destinations: list[str]) -> BoardEndpoint:
+    """The endpoint of a collector of processes; ConfigError: its destinations do not share one board."""
+    first, *others = (scheme.publisher for scheme in boards.values())
+    if len(boards) < len(destinations) or any(other is not first for other in others):
+        what = "the destinations of this collector do not share one board"
+        cure = "make one WeightBoard and take board.scheme() for each destination"
+        raise ConfigError(what, f"weight_sync_schemes={destinations}", cure)
+    adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
+    return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
 
 
 def warn_without_board(endpoint: Endpoint, who: str) -> None:
