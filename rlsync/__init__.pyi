@@ -23,7 +23,7 @@ from rlsync.torchrl_plugin.forkserver import Forkserver as Forkserver
 from rlsync.torchrl_plugin.dreamer.map import dreamer_map as dreamer_map
 from rlsync.torchrl_plugin.dreamer.player import DreamerPlayer as DreamerPlayer
 from rlsync.torchrl_plugin.collectors.choose import resolve as resolve
-from rlsync.runs.life.kept import load_policy as load_policy
+from rlsync.runs.life.policy import load_policy as load_policy
 from rlsync.core.errors import (
     AdoptionTimeout as AdoptionTimeout,
     AmbiguousSource as AmbiguousSource,

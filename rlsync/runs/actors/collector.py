@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.path import check_count, check_timeouts
 from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.actors.envs.specs import EnvSpec

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 
-CPU = torch.device("cpu")
+CPU: torch.device = torch.device("cpu")
 
 
 def device_named(name: str | torch.device, where: str) -> torch.device:

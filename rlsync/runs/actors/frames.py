@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.path import nearest_name
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.player import Playable, Player, Record, player_of

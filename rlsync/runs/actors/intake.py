@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from tensordict import TensorDict
 
+from rlsync import AdoptionTimeout, RlsyncError
 from rlsync.core import trace
-from rlsync.core.errors import AdoptionTimeout, RlsyncError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.ring.reader import TakenRollout
 from rlsync.sync.processes import LOOK_EVERY_S

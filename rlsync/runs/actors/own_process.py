@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 import torch
 
-from rlsync.core.errors import AdoptionTimeout
+from rlsync import AdoptionTimeout
 from rlsync.runs.actors.ring.writer import RingWriter
 from rlsync.runs.actors.worker import Worker, WorkerJob
 from rlsync.sync.starting import StartLogs

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.actions import ActionSpec
 from rlsync.runs.actors.envs.vectors import Envs

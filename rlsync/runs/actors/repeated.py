@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from rlsync.core.errors import BoardClosed, ConfigError, WorkerLost
+from rlsync import BoardClosed, ConfigError, WorkerLost
 from rlsync.record.planned import Plan, PlannedBoard
 from rlsync.record.schedule import FixedLag, Life, Rollout
 from rlsync.runs.actors.collector import UnrollCollector

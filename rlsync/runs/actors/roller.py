@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.vectors import Envs, StepArrays
 from rlsync.runs.actors.frames import RolloutShape

@@ -17,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector
 
-from rlsync.core.errors import BoardClosed, ConfigError, PublishError, RlsyncError
+from rlsync import BoardClosed, ConfigError, PublishError, RlsyncError
 from rlsync.core.ledger import Ledger
 from rlsync.core.path import check_choice, check_count
 from rlsync.core.plan import POLICY

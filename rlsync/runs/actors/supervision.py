@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar
 
-from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.sync.families import end_group
 from rlsync.sync.processes import LOOK_EVERY_S, Silence, await_ready, ending, has_ended

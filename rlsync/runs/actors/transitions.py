@@ -35,7 +35,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.actions import ActionSpec, DiscreteActions
 from rlsync.runs.actors.frames import joined, last_observations

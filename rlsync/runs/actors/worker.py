@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlsync import BoardClosed, RlsyncError
 from rlsync.core import trace
-from rlsync.core.errors import BoardClosed, RlsyncError
 from rlsync.record.planned import PlannedHandle, PlannedReader
 from rlsync.runs.actors.envs.specs import EnvSpec, make_venv
 from rlsync.runs.actors.envs.vectors import Envs

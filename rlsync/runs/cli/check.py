@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.core.whole_file import json_of
 from rlsync.runs.cli import planned
 from rlsync.runs.cli.main import parser_of, print_document

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.extensions import THIS_MACHINE
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.runs.cli.main import parser_of

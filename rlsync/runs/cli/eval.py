@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.whole_file import json_of
 from rlsync.runs.actors.devices import device_named
 from rlsync.runs.actors.envs.specs import make_venv

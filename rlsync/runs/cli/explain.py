@@ -7,8 +7,7 @@ import sys
 
 from torchrl.trainers import Trainer
 
-from rlsync import SyncPlan, SyncWeights
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError, SyncPlan, SyncWeights
 from rlsync.runs.cli import users_trainer
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say

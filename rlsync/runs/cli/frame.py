@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsync import Rerun
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError, Rerun
 from rlsync.core.whole_file import json_of
 from rlsync.record.schedule import named
 from rlsync.runs.actors.envs.actions import DiscreteActions

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.path import check_choice
 from rlsync.core.whole_file import json_of
 from rlsync.runs.cli.main import parser_of, print_document

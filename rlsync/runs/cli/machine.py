@@ -23,7 +23,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import nn
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.core.ledger import Stamp
 from rlsync.core.whole_file import require_checkpoints
 from rlsync.tensors.device import affine_cores, bfloat16_instructions

@@ -14,8 +14,7 @@ from contextvars import ContextVar
 from io import TextIOWrapper
 from pathlib import Path
 
-from rlsync import __version__
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError, __version__
 from rlsync.core.nameless import told_of_a_user_without_a_name
 from rlsync.core.path import check_choice
 from rlsync.runs.life.output import EXIT_USAGE, Unread, exit_status, output_read
@@ -138,7 +137,7 @@ def _run(words: list[str]) -> int:
     alone = _document_alone() if asks_json(arguments) else nullcontext()
     with alone, told_of_a_user_without_a_name():
         if verb == "train" and will_start_workers(arguments):
-            from rlsync.torchrl_plugin.forkserver import Forkserver
+            from rlsync import Forkserver
 
             # It loads what workers need on another core, while this process loads what a learner needs.
             Forkserver()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.whole_file import check_folder
 from rlsync.record.schedule import Life, named
 from rlsync.runs.life.run_folder import Curve, NotRecorded, RunFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 
 
 def panels_for(verb: str, out: Path) -> ModuleType:

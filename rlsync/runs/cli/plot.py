@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.cli.main import parser_of
 from rlsync.runs.cli.pictures import panels_for
 from rlsync.runs.life.run_folder import RunFolder

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
-from rlsync import Rerun
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError, Rerun
 from rlsync.core.whole_file import json_of, require_place
 from rlsync.record.schedule import Comparison
 from rlsync.runs.cli.main import parser_of, print_document

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlsync.core.errors import ConfigError, RlsyncError, first_line, printable
+from rlsync import ConfigError, RlsyncError
+from rlsync.core.errors import first_line, printable
 from rlsync.core.whole_file import json_of
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.life.state import status_of

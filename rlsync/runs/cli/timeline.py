@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.whole_file import check_folder
 from rlsync.record.schedule import Life, lives_in, named
 from rlsync.runs.cli.main import parser_of

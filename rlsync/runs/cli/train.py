@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from rlsync.core.errors import RlsyncError
+from rlsync import RlsyncError
 from rlsync.runs.config import command_line, own_hydra, trust
 from rlsync.runs.life.host import JobFailed, Lifeline, require_host, sweep_apart
 from rlsync.runs.life.job import Job, job_of, jobs_of, require_free_folder, words_for_hydra

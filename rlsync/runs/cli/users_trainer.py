@@ -19,7 +19,8 @@ from types import ModuleType
 
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync import ConfigError, RlsyncError
+from rlsync.core.errors import first_line
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.runs.life.training import prepare_process
 from rlsync.sync.families import end_group, start_as

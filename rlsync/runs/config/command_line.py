@@ -12,7 +12,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.runs.config import own_hydra, trust
 from rlsync.runs.config.refusals import parsed

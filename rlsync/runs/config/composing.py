@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlsync.core.errors import ConfigError, first_line
+from rlsync import ConfigError
+from rlsync.core.errors import first_line
 from rlsync.runs.config import own_hydra, refusals, shipped, trust
 from rlsync.runs.config.command_line import CommandLine
 from rlsync.runs.config.refusals import SEE_ALL, key_of, parsed

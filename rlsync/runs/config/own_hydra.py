@@ -22,7 +22,8 @@ from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync import ConfigError, RlsyncError
+from rlsync.core.errors import first_line
 from rlsync.runs.config import refusals
 from rlsync.runs.config.shipped import config_dir, look_beside
 from rlsync.runs.recipes import registry, settings

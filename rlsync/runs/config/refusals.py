@@ -16,7 +16,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from rlsync.core.errors import ConfigError, causes, first_line
+from rlsync import ConfigError
+from rlsync.core.errors import causes, first_line
 from rlsync.core.path import did_you_mean
 from rlsync.runs.config.shipped import ENV, RECIPE
 from rlsync.runs.recipes import registry

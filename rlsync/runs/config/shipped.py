@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rlsync
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.recipes.registry import installed_config_folders
 
 RECIPE = "recipe"

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlsync.core.errors import ConfigError, RlsyncWarning, first_line, printable, warn
+from rlsync import ConfigError, RlsyncWarning
+from rlsync.core.errors import first_line, printable, warn
 from rlsync.core.whole_file import write_whole
 from rlsync.runs.recipes.run_files import STARTED
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl.checkpoint import Checkpoint, CheckpointError
 
-from rlsync.core.errors import ConfigError, first_line
+from rlsync import ConfigError
+from rlsync.core.errors import first_line
 from rlsync.runs.evaluation.process import best_in
 
 if TYPE_CHECKING:

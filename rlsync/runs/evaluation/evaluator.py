@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.core.errors import AdoptionTimeout, PublishError, WorkerLost
+from rlsync import AdoptionTimeout, PublishError, WorkerLost
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.actors.player import without_memory
 from rlsync.runs.actors.rollout_collector import RolloutCollector

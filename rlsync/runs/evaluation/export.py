@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync import ConfigError, RlsyncError
+from rlsync.core.errors import first_line
 from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.runs.actors import frames as keys

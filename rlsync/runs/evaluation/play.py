@@ -19,7 +19,8 @@ from gymnasium.wrappers import RenderCollection
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync import ConfigError, RlsyncError
+from rlsync.core.errors import first_line
 from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.runs.actors.devices import CPU
@@ -118,7 +119,7 @@ class Patience:
     sign_of_life: Callable[[], object] = _nothing
 
 
-PATIENCE = Patience()
+PATIENCE: Patience = Patience()
 
 
 class _Waited:

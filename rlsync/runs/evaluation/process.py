@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line
+from rlsync import BoardClosed, ConfigError, RlsyncError
+from rlsync.core.errors import first_line
 from rlsync.core.plan import POLICY
 from rlsync.core.whole_file import cure_of, machines, write_whole
 from rlsync.runs.actors.devices import CPU

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.record.schedule import Life
 from rlsync.runs.life.job import Job, examined
 from rlsync.runs.life.resume import load

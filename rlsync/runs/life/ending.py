@@ -17,8 +17,7 @@ from pathlib import Path
 from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights
-from rlsync.core.errors import NotFinite, RlsyncError
+from rlsync import NotFinite, RlsyncError, SyncWeights
 from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.life.output import EXIT_FAILED, drop_unread, exit_status
 from rlsync.runs.life.state import Ended, at, begin

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.runs.life.ending import Interrupts
 from rlsync.runs.life.job import Job
 from rlsync.runs.life.output import EXIT_FAILED

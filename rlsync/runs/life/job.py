@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, warn
+from rlsync import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.core.errors import warn
 from rlsync.core.whole_file import require_checkpoints, require_place
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.config import own_hydra

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
 
 import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync import __version__
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError, __version__
 from rlsync.core.ledger import Reserved
 from rlsync.core.whole_file import record_in
 from rlsync.runs.actors.devices import CPU, device_named
@@ -21,6 +19,7 @@ from rlsync.runs.config.composing import written
 from rlsync.runs.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, Trained, load, load_best
 from rlsync.runs.evaluation.policy import Policy
 from rlsync.runs.evaluation.process import best_in
+from rlsync.runs.life.policy import Which
 from rlsync.runs.life.run_folder import RunFolder
 from rlsync.runs.recipes.bounds import bound_errors, refuse
 from rlsync.runs.recipes.checkpoints import checkpoint_at, require_whole
@@ -125,39 +124,3 @@ def _loaded(
         held = f"it keeps last: {trained}" + ("" if best is None else f", best: version {best.version}")
         raise ConfigError(f"the run keeps no weights of version {which}", where, held)
     return trained
-
-
-#: Which weights of a run: its best evaluation, its checkpoint, or the version of this number.
-Which = Literal["best", "last"] | int
-
-
-def load_policy(
-    run: str | Path,
-    which: Which = "last",
-    *,
-    greedy: bool = True,
-    device: str | torch.device = "cpu",
-    trust: bool = False,
-) -> Policy:
-    """The policy that a run trained, as a module that acts.
-
-    Args:
-        run: the run's folder; of a population, the best agent's weights are taken.
-        which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these; no
-            version names a checkpoint with optimizer steps after its newest publish.
-        greedy: take the likeliest action in place of drawing one.
-        device: where it acts.
-        trust: load also what could run code from the folder of a run that you did not start.
-
-    Raises:
-        ConfigError: the folder is no run's, has no such version, is damaged or is not trusted, or its
-            environment cannot be made here.
-
-    Example:
-        >>> policy = load_policy("runs/pendulum", "best")  # doctest: +SKIP
-        >>> policy.version, policy(observation)  # doctest: +SKIP
-    """
-
-    return policy_of(
-        Path(run).absolute(), which, f"load_policy({str(run)!r}, {which!r})", trust, greedy, device
-    )

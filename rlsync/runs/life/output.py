@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import disk_usage
 
-from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
+from rlsync import ConfigError, RlsyncError, SyncMapError
 from rlsync.core.whole_file import cure_of, machines
 
 EXIT_FAILED = 1

@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from rlsync import Forkserver
-from rlsync.core.errors import RlsyncError, WorkerLost
+from rlsync import Forkserver, RlsyncError, WorkerLost
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.life.ending import Ending, Interrupts
 from rlsync.runs.life.job import Job, examined

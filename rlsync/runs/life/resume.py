@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, warn
+from rlsync import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.core.errors import warn
 from rlsync.runs.config.composing import OF_ONE_RUN, nothing_in
 from rlsync.runs.config.trust import check_checkpoint
 from rlsync.runs.evaluation.checkpoint import Component

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from rlsync.core.errors import ConfigError
-from rlsync.core.plan import Receipt
+from rlsync import ConfigError, Receipt
 from rlsync.record.schedule import Life
 from rlsync.runs.config.trust import config_in
 from rlsync.runs.life.state import name_it

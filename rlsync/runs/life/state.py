@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import yaml
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync import BoardClosed, ConfigError
 from rlsync.core.extensions import THIS_MACHINE
 from rlsync.core.whole_file import json_of, record_in
 from rlsync.record.schedule import lag_in_words

@@ -22,8 +22,7 @@ from rich.text import Text
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
-from rlsync import Stop, SyncWeights
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError, Stop, SyncWeights
 from rlsync.core.whole_file import write_whole
 from rlsync.record.planned import PlannedHandle
 from rlsync.runs.config import trust

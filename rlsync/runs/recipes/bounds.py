@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.core.extensions import installed
 from rlsync.core.path import did_you_mean, nearest_name
 

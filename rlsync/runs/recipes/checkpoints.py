@@ -25,7 +25,8 @@ from typing import IO, Any
 import torch
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, first_line, warn
+from rlsync import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.core.errors import first_line, warn
 from rlsync.core.whole_file import (
     CANNOT,
     cure_of,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.core.extensions import LOGGERS, has_package, imported, installed
 from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.evaluation.play import check_packages

@@ -17,7 +17,7 @@ from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.players.q import EpsilonGreedyPlayer, EpsilonLadder
 from rlsync.runs.recipes import parts, pure

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.envs.specs import AtariEnvs, GymnasiumEnvs, RenderedEnvs
 from rlsync.runs.recipes.bounds import above_zero, fraction, not_below_zero, refuse, values_for
 

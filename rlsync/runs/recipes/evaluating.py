@@ -20,7 +20,8 @@ from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync import ConfigError, RlsyncError
+from rlsync.core.errors import first_line
 from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.player import Player, check_fits

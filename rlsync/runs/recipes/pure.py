@@ -25,7 +25,8 @@ from torchrl.modules.tensordict_module import SafeProbabilisticModule
 from torchrl.objectives import LossModule, SoftUpdate
 from torchrl.trainers import OptimizationStepper, Trainer
 
-from rlsync.core.errors import RlsyncWarning, first_line, warn
+from rlsync import RlsyncWarning
+from rlsync.core.errors import first_line, warn
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.recipes import networks
 from rlsync.runs.recipes.checks import has_compiler

@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlsync import ConfigError
 from rlsync.core import extensions
-from rlsync.core.errors import ConfigError
 from rlsync.core.path import check_choice
 
 if TYPE_CHECKING:  # imports torch: not needed to list names

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.ledger import Reserved
 from rlsync.core.whole_file import digest_of, link_or_copy
 from rlsync.record.record_schedule import stop

@@ -20,7 +20,7 @@ from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import CrossQLoss, SACLoss
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.recipes import parts, pure
 from rlsync.runs.recipes.networks import NormedLinear

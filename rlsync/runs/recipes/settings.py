@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.core.extensions import LOGGERS
 from rlsync.core.extensions import THIS_MACHINE as THIS_MACHINE
 from rlsync.record.schedule import lag_in_words

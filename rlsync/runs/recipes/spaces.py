@@ -14,7 +14,8 @@ import torch
 from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule
 
-from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
+from rlsync import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync.core.errors import first_line
 from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions
 from rlsync.runs.actors.envs.observations import require_vector_or_picture
 from rlsync.runs.actors.envs.specs import make_venv

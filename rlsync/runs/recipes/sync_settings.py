@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, Every, RlsyncError, Source, StepsAhead
 from rlsync.core.path import check_choice, parse
-from rlsync.core.plan import Source
-from rlsync.core.trigger import Every, StepsAhead, Trigger
+from rlsync.core.trigger import Trigger
 from rlsync.runs.recipes.bounds import above_zero, caught, refuse
 
 WIRE_DTYPES = ("float32", "bfloat16", "float16")  #: what weights may be cast to on their way

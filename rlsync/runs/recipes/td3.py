@@ -17,7 +17,7 @@ from torchrl.objectives import SoftUpdate, TD3Loss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.recipes import parts, pure
 from rlsync.runs.recipes.players import WithNoise

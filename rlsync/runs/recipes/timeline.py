@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.runs.recipes.settings import Config
 from rlsync.runs.recipes.sync_settings import trigger

@@ -15,8 +15,8 @@ from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
-from rlsync import LogReceipts, RecordSchedule, SyncWeights, VerifySync
-from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync import ConfigError, LogReceipts, RecordSchedule, RlsyncError, SyncWeights, VerifySync
+from rlsync.core.errors import first_line
 from rlsync.core.extensions import LOGGERS, imported, installed
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.checkpoints import WholeCheckpoint, taken

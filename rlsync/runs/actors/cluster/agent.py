@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import torch
 
-from rlsync.core.errors import AdoptionTimeout, PublishError, RlsyncError
+from rlsync import AdoptionTimeout, PublishError, RlsyncError
 from rlsync.core.ledger import NOTHING
 from rlsync.runs.actors.cluster.job import AgentState, Flat, NodeJob, Orders, Turns, pack
 from rlsync.runs.actors.ring.reader import RolloutRing

@@ -16,7 +16,7 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tensordict import TensorDict
 
-from rlsync.core.errors import AdoptionTimeout
+from rlsync import AdoptionTimeout
 from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.runs.actors.cluster.agent import NodeAgent, has_version
 from rlsync.runs.actors.cluster.arrivals import Arrivals, Origin

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors.cluster.job import AgentState
 from rlsync.runs.actors.cluster.node import Machine, living_machines, why
 from rlsync.runs.actors.supervision import LEAVE_TIMEOUT_S

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsync.core.errors import PublishError
+from rlsync import PublishError
 from rlsync.core.ledger import Stamp
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.ring.format import RingCounters

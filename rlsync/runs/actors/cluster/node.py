@@ -14,7 +14,8 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from rlsync.core.errors import RlsyncError, first_line
+from rlsync import RlsyncError
+from rlsync.core.errors import first_line
 from rlsync.runs.actors.cluster.job import AgentState
 from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.transport.board.format import process_state

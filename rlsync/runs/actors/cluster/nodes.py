@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.cluster.node import Machine, Node, living_machines, why
 from rlsync.runs.actors.cluster.session import check_reachable
 from rlsync.runs.actors.supervision import Pauses, Restarts

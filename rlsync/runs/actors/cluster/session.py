@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlsync.core.errors import ConfigError, first_line
+from rlsync import ConfigError
+from rlsync.core.errors import first_line
 from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import write_whole
 from rlsync.transport.contract import ReaderStatus

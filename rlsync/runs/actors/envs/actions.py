@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 
 #: What :meth:`sent` does, to arrays.
 Translation = Callable[[NDArray[Any]], NDArray[Any]]

@@ -26,7 +26,7 @@ from gymnasium import Env, Space, Wrapper
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 
 _NUMBERS = "fiub"  # kinds of numpy's dtypes: floats, whole numbers, bools
 

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

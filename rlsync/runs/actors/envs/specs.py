@@ -19,7 +19,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
-from rlsync.core.errors import ConfigError, first_line
+from rlsync import ConfigError
+from rlsync.core.errors import first_line
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
 

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.runs.actors.envs.actions import ActionSpec, actions_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv

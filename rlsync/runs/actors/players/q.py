@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor, nn
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.player import Acted, Player, Record, State

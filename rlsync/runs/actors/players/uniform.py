@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions
 from rlsync.runs.actors.player import Acted, Player, Record, State

@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.player import Player, Record
 from rlsync.runs.actors.replay.unrolls import Drawn

@@ -7,7 +7,7 @@ import time
 
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError, PublishError
+from rlsync import ConfigError, PublishError
 from rlsync.runs.actors.ring import format as fmt
 from rlsync.runs.actors.ring.format import RingHandle, RolloutImages, RolloutState
 from rlsync.tensors.layout import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.core.extensions import has_package
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig

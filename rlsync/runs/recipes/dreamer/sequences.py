@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors.intake import RolloutId
 from rlsync.runs.recipes.replay.memory import Memory
 from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer

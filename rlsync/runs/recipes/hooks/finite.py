@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn.utils import get_total_norm
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, NotFinite
+from rlsync import ConfigError, NotFinite
 from rlsync.runs.recipes.pure import PureStepper
 from rlsync.tensors.digest import all_finite
 from rlsync.torchrl_plugin.compat import in_place_of

@@ -20,8 +20,7 @@ from torch import Tensor
 from torchrl.collectors import BaseCollector, MultiAsyncCollector
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights, VerifySync
-from rlsync.core.plan import Receipt
+from rlsync import Receipt, SyncWeights, VerifySync
 from rlsync.runs.actors.rollout_collector import RolloutCollector
 from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import ActionSpec, DiscreteActions
 from rlsync.runs.recipes.impala.settings import VTraceSettings
 from rlsync.tensors.device import wide

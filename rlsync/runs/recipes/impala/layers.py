@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 
 TORSOS = ("mlp", "shallow", "deep")
 

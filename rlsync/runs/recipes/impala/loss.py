@@ -7,7 +7,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.objectives import LossModule
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.frames import check_batch, recorded_keys
 from rlsync.runs.recipes.bounds import fields_as_keywords

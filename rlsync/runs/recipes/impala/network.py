@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions

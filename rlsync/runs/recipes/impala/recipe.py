@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
 
-from rlsync import LogPolicyLag
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError, LogPolicyLag
 from rlsync.runs.actors.envs.observations import require_vector_or_picture
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.envs.vectors import SpacedEnvs

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.ring.format import WhenFull
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.settings import SCHEDULE, Batches, Config, EvaluationConfig, RecipeConfig

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError
+from rlsync import ConfigError
 from rlsync.runs.recipes.impala.settings import Trust, VTraceSettings
 from rlsync.tensors.device import wide
 

@@ -13,7 +13,7 @@ from torchrl.data import MultiStep
 from torchrl.data.replay_buffers import Storage
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import NotFinite
+from rlsync import NotFinite
 from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer, keep_common
 from rlsync.torchrl_plugin.compat.trainers import Reader
 

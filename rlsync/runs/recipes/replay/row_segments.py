@@ -23,7 +23,8 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
 from torchrl.data.replay_buffers import TensorStorage
 
-from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, first_line, warn
+from rlsync import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.core.errors import first_line, warn
 from rlsync.core.whole_file import cure_of, digest_of, machines
 from rlsync.torchrl_plugin.compat import replay
 

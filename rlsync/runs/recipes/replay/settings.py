@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.replay.pacing import Pace
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.replay.normalize import NormalizeConfig
