@@ -1,9 +1,10 @@
 """All that a recipe is built from, in one module: a recipe outside of rlsync imports from here.
 
-What recipes with a replay buffer share besides is in ``rlsync.runs.recipes.replay``.
+What updates as functions of tensors are made of is in :mod:`rlsync.runs.recipes.pure`.
 """
 # `as` tells a type checker that a name is public.
 
+from rlsync.runs.actors.devices import CPU as CPU
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer as CheckpointPlayer
 from rlsync.runs.recipes.bounds import above_zero as above_zero
 from rlsync.runs.recipes.bounds import at_least as at_least
@@ -27,8 +28,17 @@ from rlsync.runs.recipes.networks import workers_player as workers_player
 from rlsync.runs.recipes.place import started_collector as started_collector
 from rlsync.runs.recipes.players import BoxPlayer as BoxPlayer
 from rlsync.runs.recipes.players import HeadPlayer as HeadPlayer
+from rlsync.runs.recipes.players import WithNoise as WithNoise
 from rlsync.runs.recipes.registry import Acting as Acting
 from rlsync.runs.recipes.registry import Recipe as Recipe
+from rlsync.runs.recipes.replay.building import TWO_CRITICS as TWO_CRITICS
+from rlsync.runs.recipes.replay.building import make_trainer as make_trainer
+from rlsync.runs.recipes.replay.building import relu_mlp as relu_mlp
+from rlsync.runs.recipes.replay.building import seeing as seeing
+from rlsync.runs.recipes.replay.building import twin_critics as twin_critics
+from rlsync.runs.recipes.replay.settings import ActorCriticConfig as ActorCriticConfig
+from rlsync.runs.recipes.replay.settings import OffPolicyConfig as OffPolicyConfig
+from rlsync.runs.recipes.replay.settings import PaceConfig as PaceConfig
 from rlsync.runs.recipes.run import Run as Run
 from rlsync.runs.recipes.settings import CollectorConfig as CollectorConfig
 from rlsync.runs.recipes.settings import Config as Config

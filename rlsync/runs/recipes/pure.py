@@ -36,6 +36,7 @@ from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.runs.recipes.timeline import rounds
 from rlsync.torchrl_plugin.compat.replay import Fields, RowBuffer, by_name
 from rlsync.torchrl_plugin.compat.trainers import draw_only, fields_read, foreign_hand, stock_step
+from rlsync.torchrl_plugin.compat.trainers import is_actors_turn as is_actors_turn
 
 #: The tensors ``[B, *]`` that losses read, by key; ``("next", "reward")`` is ``next_reward``.
 Batch = Mapping[str, Tensor]

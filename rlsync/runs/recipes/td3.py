@@ -18,16 +18,11 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.runs.actors.devices import CPU
 from rlsync.runs.recipes import parts, pure
-from rlsync.runs.recipes.players import WithNoise
-from rlsync.runs.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
-from rlsync.runs.recipes.replay.settings import ActorCriticConfig
-from rlsync.torchrl_plugin.compat.trainers import is_actors_turn
 
 
 @dataclass
-class TD3Config(ActorCriticConfig):
+class TD3Config(parts.ActorCriticConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
     name: str = "td3"
@@ -56,14 +51,14 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
     with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
         target = pure.SoftTargets(loss, tau=recipe.tau)
         stepper = make_stepper(recipe, loss, target)
-        trainer = make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
+        trainer = parts.make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
         pure.PureStepper.of(run, lambda: pure_update(loss, stepper)).register(trainer)
         parts.register_with_evaluations(trainer, run, player_of(loss.actor_network, run.spaces, 0.0))
     return trainer
 
 
 def player_of(actor: TensorDictSequential, spaces: parts.Spaces, noise: float) -> parts.BoxPlayer:
-    return parts.BoxPlayer(actor, actor[0].module, WithNoise(noise), spaces)
+    return parts.BoxPlayer(actor, actor[0].module, parts.WithNoise(noise), spaces)
 
 
 def make_stepper(recipe: TD3Config, loss: TD3Loss, target: SoftUpdate) -> TD3OptimizationStepper:
@@ -109,7 +104,7 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
         (loss.actor_network, loss.qvalue_network),
         (pure.Phase(stepper.optimizer_critic, critic_loss), pure.Phase(stepper.optimizer_actor, actor_loss)),
         noise=lambda b: [torch.randn_like(b["action"])],
-        due=lambda: 1 + is_actors_turn(stepper),
+        due=lambda: 1 + pure.is_actors_turn(stepper),
         idle={"loss_actor": torch.zeros((), device=low.device)},
     )
 
@@ -119,20 +114,20 @@ def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
     return optim.Adam(own, lr=lr, fused=True)
 
 
-def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CPU) -> TD3Loss:
-    net = relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
+def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = parts.CPU) -> TD3Loss:
+    net = parts.relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
     actor = TensorDictSequential(
-        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
+        TensorDictModule(parts.seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
     half_ranges = spaces.half_ranges().to(device)
     loss = TD3Loss(
         actor.to(device),
-        twin_critics(recipe, spaces, device),
+        parts.twin_critics(recipe, spaces, device),
         action_spec=spaces.action_spec,
         policy_noise=recipe.target_noise * half_ranges,
         noise_clip=recipe.target_noise_clip * half_ranges,
-        **TWO_CRITICS,
+        **parts.TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)
     return loss.to(device)

@@ -53,6 +53,36 @@ def written(folder: Path, *, installed: bool) -> Path:
     return home
 
 
+#: What a recipe outside of rlsync may import of it.
+FOR_RECIPES = {"rlsync", "rlsync.runs.recipes", "rlsync.runs.recipes.parts", "rlsync.runs.recipes.pure"}
+
+
+def test_a_shipped_recipe_stands_on_public_modules_alone() -> None:
+    tree = ast.parse((ROOT / "rlsync" / "runs" / "recipes" / "td3.py").read_text())
+    modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module for module in modules if module.partition(".")[0] == "rlsync"} <= FOR_RECIPES
+    names = [a for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names]
+    assert {"parts", "pure"} <= {alias.name for alias in names}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_shipped_recipe_that_is_copied_out_and_renamed_trains(tmp_path: Path) -> None:
+    source = (ROOT / "rlsync" / "runs" / "recipes" / "td3.py").read_text()
+    (tmp_path / "configs" / "recipe").mkdir(parents=True)
+    (tmp_path / "mine.py").write_text(source.replace('"td3"', '"mine"').replace("TD3Config", "MineConfig"))
+    (tmp_path / "configs" / "recipe" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n  - /schema/recipe/mine@recipe\n  - _self_\n  - override /env: pendulum\n"
+        "recipe:\n  name: mine\n  _recipe_: mine:RECIPE\n  hidden: [16]\n"
+    )
+    few = ("recipe.total_frames=240", "recipe.pace.prefill=120", "collector.frames_per_batch=40")
+    own = ("--config-dir", str(tmp_path / "configs"), "recipe=mine")
+    (said,) = rlsync(tmp_path, ("train", *own, *few, "run_dir=run"))
+    assert "updates as functions of tensors" in said
+    assert re.search(r"^stopped: .*frames 240 ", said, re.M)
+
+
 #: Runs several commands in one process.
 SESSION = """
 import json, sys
