@@ -191,10 +191,6 @@ class Ledger:
         """Never give out ``version`` or a lower number again."""
         self._newest = self._newest._replace(version=max(self.version, version))
 
-    def follow(self, stamp: Stamp) -> None:
-        """Go on after the life that this ``stamp`` ended; :data:`NOTHING` changes nothing."""
-        self._newest = Stamp(max(self.generation, stamp.generation + 1), max(self.version, stamp.version))
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the ledger.
 

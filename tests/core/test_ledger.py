@@ -123,15 +123,6 @@ def test_what_a_life_published_before_it_was_resumed_is_of_unknown_age() -> None
     assert [ledger.optim_steps_since(version, now=40) for version in (1, 3)] == [None, 10]
 
 
-def test_versions_of_the_life_before_are_not_taken_to_be_of_step_zero() -> None:
-    ledger = Ledger()
-    publish(ledger)
-    ledger.follow(Stamp(1, 1))
-    publish(ledger)
-    ledger.count_with(lambda: 0)
-    assert [ledger.optim_steps_since(version, now=12) for version in (1, 2)] == [None, 12]
-
-
 def test_a_learner_that_is_resumed_twice_is_of_the_third_generation() -> None:
     lives = [Ledger() for _ in range(3)]
     for one, other in itertools.pairwise(lives):

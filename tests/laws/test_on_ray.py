@@ -17,7 +17,7 @@ from tests.tools.parts.namespaces import in_a_session
 #: Files of tests/tools, less their "_cases". They cannot all share a session.
 SESSIONS = {
     "collectors": ("ray_transport", "ray", "ray_board", "ray_crowd"),
-    "cluster": ("cluster", "crew", "cluster_recipe", "cluster_dreamer", "stop_cluster"),
+    "cluster": ("cluster", "cluster_recipe", "cluster_dreamer", "stop_cluster"),
 }
 
 pytestmark = [

@@ -1,10 +1,14 @@
-"""What those who carry the project on lean on: hooks of a commit, ends of the range, the README."""
+"""What those who carry the project on lean on: commit hooks, ends of the range, the README, habits."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -89,3 +93,68 @@ def test_every_extra_stands_in_the_table_of_the_page_about_installing() -> None:
 
 def test_the_readme_lists_every_verb() -> None:
     assert re.findall(r"^\| `rlsync (\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE) == list(VERBS)
+
+
+#: Names that say nothing of the thing that they hold.
+VAGUE = {"found", "given", "held", "told", "made", "own", "taken", "said", "seen", "kept", "what", "offers"}
+
+#: What code may have at most; for 1,000 lines of code where it says so. Lower a number when it can be lower.
+AT_MOST = {
+    "tokens a line": 9.6,
+    "tuple assignments, for 1,000 lines": 1.0,
+    "conditional expressions, for 1,000 lines": 19.0,
+    "comprehensions, for 1,000 lines": 48.0,
+    "functions with **kwargs": 39,
+    "functions with more than 15 locals": 38,
+    "functions with a vague local": 546,
+}
+
+
+def habits() -> dict[str, float]:
+    """Measures of how dense the code is, which no line break changes but the first."""
+    count: Counter[str] = Counter()
+    for path in sorted((ROOT / "rlsync").rglob("*.py")):
+        source = path.read_text()
+        beside: set[int] = set()  # lines of docstrings and imports
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                beside.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                beside.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+                count["tuple assignments"] += any(isinstance(to, ast.Tuple) for to in node.targets)
+            count["conditional expressions"] += isinstance(node, ast.IfExp)
+            count["comprehensions"] += isinstance(
+                node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+            )
+            if isinstance(node, ast.FunctionDef):
+                count["functions with **kwargs"] += node.args.kwarg is not None
+                stored = (
+                    name
+                    for name in ast.walk(node)
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+                )
+                local = {name.id for name in stored}
+                count["functions with more than 15 locals"] += len(local) > 15
+                count["functions with a vague local"] += bool(local & VAGUE)
+        lines = enumerate(source.splitlines(), 1)
+        count["lines"] += sum(
+            bool(line.strip()) and not line.lstrip().startswith("#") and number not in beside
+            for number, line in lines
+        )
+        kinds = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            count["tokens"] += token.type in kinds and token.start[0] not in beside
+    per_thousand = 1000 / count["lines"]
+    return {
+        "tokens a line": count["tokens"] / count["lines"],
+        **{name: count[name] for name in count if name.startswith("functions")},
+        **{
+            f"{name}, for 1,000 lines": count[name] * per_thousand
+            for name in ("tuple assignments", "conditional expressions", "comprehensions")
+        },
+    }
+
+
+def test_the_code_is_no_denser_than_it_was() -> None:
+    assert {name: at_most for name, at_most in habits().items() if at_most > AT_MOST[name]} == {}

@@ -217,8 +217,7 @@ def test_a_learner_that_takes_nothing_stops_the_nodes(learner: Learner) -> None:
 
 
 def ray_counts(collector: ClusterCollector) -> list:
-    states = ray.get([node.agent.state.remote() for node in collector._nodes], timeout=WAIT_S)
-    return [state.counters for state in states]
+    return ray.get([node.agent.counters.remote() for node in collector._nodes], timeout=WAIT_S)
 
 
 def test_a_pause_lets_workers_complete_what_they_began_and_no_more(learner: Learner) -> None:

@@ -18,7 +18,6 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from rlsync import BoardClosed, ConfigError, PublishError, RlsyncError
-from rlsync.core.ledger import Ledger
 from rlsync.core.path import check_choice, check_count
 from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.specs import check_resets
@@ -41,7 +40,7 @@ class RolloutCollector(BaseCollector):
     """A collector of batches that an :class:`Intake` makes of rollouts. A subclass starts the workers.
 
     The settings have the learner's player, whose weights are version 1. ``dtype`` is that of the workers'
-    floating weights, ``None`` the player's own. A ``ledger`` goes on with the versions of an earlier life.
+    floating weights, ``None`` the player's own.
     With ``transitions`` batches are what :mod:`rlsync.runs.actors.transitions` says, else what
     :mod:`rlsync.runs.actors.frames` says. The actions of a :class:`PrefilledPlayer` are random until
     ``random_frames`` were collected, and a version came after that.
@@ -59,7 +58,6 @@ class RolloutCollector(BaseCollector):
         total_frames: int,
         transitions: bool = False,
         random_frames: int = 0,
-        ledger: Ledger | None = None,
         versions_file: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -75,7 +73,7 @@ class RolloutCollector(BaseCollector):
         self.num_workers = len(settings.devices)
         self.adopt = settings.adopt
         self.transport = transport
-        self.publisher = WorkersPublisher(transport, ledger)
+        self.publisher = WorkersPublisher(transport)
         if versions_file is not None:
             self.publisher.ledger.reserve_in(versions_file)
         acting = in_dtype(player, dtype)

@@ -327,6 +327,9 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         if isinstance(model, DictConfig) and "bfloat16" not in now and model.pop("bfloat16", False):
             found.recipe.update_dtype = BFLOAT16  # its key before
         _take_lag_for_kind(found, file)
+        if isinstance(cluster := OmegaConf.select(found, "cluster"), DictConfig):
+            for key in _OF_KEPT_AGENTS:
+                cluster.pop(key, None)
         _require_map_of_now(found, file)
         _leave_out_what_has_gone(found, known)
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
@@ -335,6 +338,9 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
     assert isinstance(config, Config)
     return config
 
+
+#: Of agents that outlived a killed learner, as they did once; they learned nothing by that.
+_OF_KEPT_AGENTS = ("keep_agents", "learner_timeout_s")
 
 #: What the kinds of collectors of earlier runs are now.
 _KINDS: Mapping[str, Mapping[str, int | None]] = {

@@ -45,6 +45,8 @@ GONE = {
     "collector=in_process": "give collector.num_workers=0: the learner's own process acts",
     "collector.transport": "leave it out: workers of recipes read a board; in a program of yours, "
     "rlsync.BoardScheme(transport=NAME) takes the transport of an installed package",
+    "cluster.keep_agents": "leave it out: agents end with their learner, and a resumed run starts its own",
+    "cluster.learner_timeout_s": "leave it out: agents end with their learner",
     "sync=actor_behind_noise": "give sync=actor: workers of td3 add the noise themselves",
 }
 

@@ -128,10 +128,6 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
     if cluster.placement == "others" and cluster.address is None:
         what = "a Ray that is started for this run has no other node than the learner's"
         yield ConfigError(what, "cluster.placement=others", "give cluster.address, or cluster.placement=all")
-    if cluster.keep_agents and cluster.address is None:
-        what = "a Ray that is started for this run ends with its learner, and so do its agents"
-        cure = "start a cluster (ray start --head) and give cluster.address, or cluster.keep_agents=false"
-        yield ConfigError(what, "cluster.keep_agents=true", cure)
     for name, amount in cluster.resources.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
             what = f"{amount!r} is no amount of a resource"

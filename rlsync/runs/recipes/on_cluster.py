@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
-from rlsync.core.whole_file import write_whole
 from rlsync.runs.actors.cluster.collector import ClusterCollector
-from rlsync.runs.actors.cluster.crew import Crew
 from rlsync.runs.actors.cluster.nodes import Placement
 from rlsync.runs.actors.cluster.session import Session
 from rlsync.runs.actors.player import Player
 from rlsync.runs.recipes.bounds import values_for
 from rlsync.runs.recipes.run import Run
-from rlsync.runs.recipes.run_files import CLUSTER, CREW, VERSIONS
+from rlsync.runs.recipes.run_files import CLUSTER, VERSIONS
 
 _TELL_EVERY_S = 2.0
-
-_NAME = "crew"
 
 
 class Cluster:
@@ -73,7 +66,6 @@ class Cluster:
             yield {
                 "workers_per_node": self.workers,
                 "placement": placement,
-                "crew": crew_of(run),
                 "session": session,
                 "policy_device": devices,
                 "versions_file": run.file(VERSIONS),
@@ -81,27 +73,3 @@ class Cluster:
         except BaseException:
             session.close()
             raise
-
-
-def crew_of(run: Run[Any]) -> Crew | None:
-    """The crew named in this run's folder, or in that of the run it resumes; None if it keeps no agents."""
-    cluster = run.config.cluster
-    resume = run.config.resume
-    file = run.file(CREW)
-    if resume is None:
-        before = []
-    else:
-        before = [Path(resume) / CREW, Path(resume).parent / CREW]
-    written = next((crew for crew in before if crew.is_file()), None)
-    if written is None:
-        name = None
-    else:
-        name = str(json.loads(written.read_text())[_NAME])
-    if not cluster.keep_agents:
-        if name is None:
-            return None
-        return Crew(name)
-    name = name or uuid.uuid4().hex[:12]
-    if file is not None:
-        write_whole(file, lambda beside: beside.write_text(json.dumps({_NAME: name})))
-    return Crew(name, cluster.learner_timeout_s)

@@ -35,7 +35,6 @@ BOARD = "board.json"
 CLUSTER = "cluster.json"  #: what a run on a cluster tells of its nodes, for ``rlsync status``
 AGENTS = "agents"  #: the folders of a population's agents, by number; each is that of a run
 OUTPUT = "output.txt"  #: what an agent prints
-CREW = "crew.json"  #: the name by which a resumed run finds the agents that a learner left on a cluster
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
 #: While the run lasts: its learner's process, and the room that is kept for ENDED on a disk that may fill up.

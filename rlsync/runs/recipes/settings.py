@@ -110,12 +110,6 @@ class ClusterConfig:
     node_timeout_s: float = bounds.above_zero(30.0)
     #: Seconds that a node may take until its workers are ready.
     start_timeout_s: float = bounds.above_zero(300.0)
-    #: Whether agents and their workers outlive a learner that was killed. The run that resumes this one takes
-    #: them over. With false they end with their learner, and a resumed run ends those that it finds. Needs
-    #: cluster.address.
-    keep_agents: bool = False
-    #: Seconds that agents without a learner wait for the next one. Then they end.
-    learner_timeout_s: float = bounds.above_zero(600.0)
 
     @property
     def here(self) -> bool:

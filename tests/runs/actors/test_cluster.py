@@ -28,7 +28,6 @@ import torch
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.runs.actors.cluster.job import Turns, pack, unpack
 from rlsync.runs.actors.cluster.session import check_address, check_reachable
-from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.ring.writer import RingWriter
@@ -120,45 +119,6 @@ def test_calls_are_served_in_the_order_of_their_numbers_however_they_begin() -> 
     assert served == [0, 1, 2, 3]
 
 
-def test_calls_of_the_next_learner_begin_at_a_number_of_their_own() -> None:
-    turns = Turns(first=100)
-    with turns.turn(100, WAIT_S):
-        pass
-    with turns.turn(101, WAIT_S):
-        pass
-
-
-def test_agents_are_alike_if_they_are_told_the_same_but_for_the_values_of_weights() -> None:
-    from rlsync.runs.actors.cluster.job import likeness
-
-    envs, shape = GymnasiumEnvs("CartPole-v1", {"a": 1, "b": (2, None)}), RolloutShape(steps=3, num_envs=2)
-    one, other = CanaryPlayer(), CanaryPlayer()
-    other.weights.fill(7)
-    here = likeness(player=one, env=envs, shape=shape, device=torch.device("cpu"), dtype=torch.float32)
-    same = GymnasiumEnvs("CartPole-v1", {"b": (2, None), "a": 1})
-    assert here == likeness(
-        player=other, env=same, shape=shape, device=torch.device("cpu"), dtype=torch.float32
-    )
-    other.weights.weights.append(torch.zeros(1))
-    for unlike in (
-        {"player": other},
-        {"env": GymnasiumEnvs("CartPole-v1", {"a": 1, "b": (3, None)})},
-        {"shape": RolloutShape(steps=4, num_envs=2)},
-    ):
-        (name,) = unlike
-        assert likeness(**unlike)[name] != here[name]
-
-
-def test_a_thing_that_holds_itself_has_a_likeness() -> None:
-    from rlsync.runs.actors.cluster.job import likeness
-
-    one: list[object] = [1]
-    other: list[object] = [1]
-    one.append(one)
-    other.append(other)
-    assert likeness(it=one) == likeness(it=other)
-
-
 def test_a_call_that_fails_ends_its_turn() -> None:
     turns = Turns()
     with pytest.raises(ZeroDivisionError), turns.turn(0, WAIT_S):
@@ -184,8 +144,6 @@ def test_settings_that_cannot_work_are_refused_before_ray_starts() -> None:
     assert refused(ClusterConfig(kind="ray", address="auto")) == []
     for address in ("ray://10.0.0.1:10001", "10.0.0.1", ":6379", "head:port", "head:99999", ""):
         assert refused(ClusterConfig(kind="ray", address=address)) == [f"cluster.address={address}"]
-    assert refused(ClusterConfig(kind="ray", address="auto", keep_agents=True)) == []
-    assert refused(ClusterConfig(kind="ray", keep_agents=True)) == ["cluster.keep_agents=true"]
     assert refused(ClusterConfig(kind="ray", placement="others")) == ["cluster.placement=others"]
     assert refused(ClusterConfig(kind="ray", resources={"a": 0})) == ["cluster.resources.a"]
     assert refused(ClusterConfig(kind="ray", resources={"a": "much"})) == ["cluster.resources.a"]
@@ -230,13 +188,10 @@ def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
 
 
 @needs_ray
-def test_agents_are_kept_only_if_asked_and_nodes_taken_only_with_the_resources() -> None:
-    from rlsync.runs.actors.cluster.crew import Crew
+def test_nodes_are_taken_only_with_the_resources() -> None:
     from rlsync.runs.actors.cluster.node import Machine
     from rlsync.runs.actors.cluster.nodes import Placement
 
-    assert Crew("a1b2c3", keep_s=600.0).options()["lifetime"] == "detached"
-    assert Crew("a1b2c3").options() == {}
     assert not Placement(resources={"rollouts": 1.0}).takes({"CPU": 8.0})
     assert str(Machine("0a1b2c3d4e5f", "10.0.0.7", "worker-3")) == "worker-3 (10.0.0.7, node 0a1b2c3d)"
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any
 
-import ray
 import torch
 
 from rlsync import AdoptionTimeout, PublishError, RlsyncError
 from rlsync.core.ledger import NOTHING
-from rlsync.runs.actors.cluster.job import AgentState, Flat, NodeJob, Orders, Turns, pack
+from rlsync.runs.actors.cluster.job import Flat, NodeJob, Orders, Turns, pack
+from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.runs.actors.ring.reader import RolloutRing
-from rlsync.runs.actors.supervision import LEAVE_TIMEOUT_S, Supervisor
+from rlsync.runs.actors.supervision import Supervisor
 from rlsync.runs.actors.worker import WorkerJob, start_workers
 from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.starting import StartLogs
@@ -26,8 +25,6 @@ _TURN_TIMEOUT_S = 60.0
 
 _LOOK_FOR_THE_LEARNER_S = 1.0
 _LOOK_FOR_A_VERSION_S = 0.01
-
-_CALLS_OF_A_LEARNER = 1 << 40  #: numbers of calls that one learner may use
 
 
 def has_version(receiver: NodeReceiver, timeout_s: float) -> bool:
@@ -50,15 +47,14 @@ class NodeAgent:
         self._layout = settings.shape.layout(settings.player)
         self._board = BoardWriter()
         self._ring = RolloutRing(self._layout, settings.slots, len(job.numbers))
-        self._keep_s = job.keep_s
-        self._receiver = self._receiver_of(job.mailbox)
+        self._receiver = NodeReceiver(job.mailbox, job.node, self._board, numbers=job.numbers)
         self._workers: Supervisor | None = None
         self._turns = Turns()
         self._ordering = threading.Lock()
         self._supervising = threading.Lock()  # supervisor and ring are used from one thread at a time
         self._orders = Orders(0, False, job.seeds, job.seed)
         self._ending = threading.Event()
-        self._started = self._failed = False
+        self._failed = False
         threading.Thread(target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True).start()
 
     def start(self, timeout_s: float) -> int:
@@ -74,7 +70,6 @@ class NodeAgent:
         workers = WorkerJob(job.settings, self._ring.handle, self._board.handle, job.seed, tuple(logs.each))
         self._workers = start_workers(workers, self._ring)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
-        self._started = True
         return os.getpid()
 
     def order(self, orders: Orders) -> None:
@@ -89,51 +84,20 @@ class NodeAgent:
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
         """The oldest rollout, in the order of calls, or ``None``. PublishError: no weights come any more."""
-        turns = self._turns
-        if number < turns.first:
-            return None  # a call of a learner that is gone
-        with turns.turn(number, _TURN_TIMEOUT_S):
+        with self._turns.turn(number, _TURN_TIMEOUT_S):
             if self._failed:
                 return None  # an earlier call has told why
             try:
-                return self._packed(timeout_s, turns)
+                return self._packed(timeout_s)
             except RlsyncError:
                 self._failed = True
                 raise
 
-    def state(self) -> AgentState:
-        """What the next learner must know of this agent."""
-        return AgentState(
-            ray.get_runtime_context().get_node_id(),
-            self._job.numbers[0] // len(self._job.numbers),
-            os.getpid(),
-            self._job.likeness,
-            self._board.newest_stamp,
-            self._ring.counters(),
-            ready=self._started and not self._failed,
-            alone=self._receiver.learner_died,
-            first_call=self._turns.first + _CALLS_OF_A_LEARNER,
-        )
+    def counters(self) -> RingCounters:
+        """What its ring counts now; rollouts bring along what it counted when they left."""
+        return self._ring.counters()
 
-    def follow(self, mailbox: Any, keep_s: float) -> AgentState:
-        """Follow the next learner, and await orders. PublishError: the one before lives, or this one ends."""
-        with self._supervising, self._ordering:
-            if self._ending.is_set() or not self._receiver.learner_died:
-                if self._ending.is_set():
-                    why = "this agent is about to end"
-                else:
-                    why = "its learner lives"
-                raise PublishError(why, f"node {self._job.node}", "start another agent")
-            self._ring.pause()
-            self._orders = Orders(0, False, 0, self._job.seed)
-            state = self.state()
-            self._turns = Turns(state.first_call)  # and calls of the learner before are not served any more
-            self._receiver.close()
-            self._receiver = self._receiver_of(mailbox)
-            self._keep_s = keep_s
-        return state
-
-    def _packed(self, timeout_s: float, turns: Turns) -> Flat | None:
+    def _packed(self, timeout_s: float) -> Flat | None:
         assert self._workers is not None, "the learner takes after start() has returned"
         deadline = time.monotonic() + timeout_s
         while not self._ending.is_set():
@@ -142,7 +106,7 @@ class NodeAgent:
                 cure = "nothing to do: its agent is ended"
                 raise PublishError(what, f"node {self._job.node}", cure) from self._receiver.failure
             with self._supervising:
-                if self._ending.is_set() or turns is not self._turns or self._receiver.learner_died:
+                if self._ending.is_set() or self._receiver.learner_died:
                     return None  # the ring is closed, or nobody would get the rollout
                 self._workers.look()
                 rollout = self._ring.take(min(LOOK_EVERY_S, timeout_s))
@@ -165,24 +129,8 @@ class NodeAgent:
         self._receiver.close()
         self._board.close()
 
-    def _is_left(self) -> bool:
-        """Whether no learner can reach this agent. One that lives would have ended it soon."""
-        receiver = self._receiver
-        deaf = receiver.closed_by_learner or receiver.failure is not None
-        return receiver.learner_died or (deaf and self._keep_s > 0.0)
-
-    def _receiver_of(self, mailbox: Any) -> NodeReceiver:
-        return NodeReceiver(mailbox, self._job.node, self._board, numbers=self._job.numbers)
-
     def _end_with_the_learner(self) -> None:
-        """End when no learner has come in time; Ray itself ends only agents that are not to be kept."""
-        gone_since_s: float | None = None
+        """End when the learner is gone, which Ray does not always see."""
         while not self._ending.wait(_LOOK_FOR_THE_LEARNER_S):
-            if not self._is_left():
-                gone_since_s = None
-                continue
-            gone_since_s = gone_since_s or time.monotonic()
-            if time.monotonic() - gone_since_s >= self._keep_s:
-                if self._keep_s:
-                    self.end(LEAVE_TIMEOUT_S)
+            if self._receiver.learner_died:
                 os._exit(1)  # workers see that the owner of their board is gone

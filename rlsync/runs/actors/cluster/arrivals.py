@@ -142,7 +142,7 @@ class Arrivals:
         node_id = node.machine.node_id
         self._turn = [*(other for other in self._turn if other != node_id), node_id]
         node.arrived += 1
-        node.note_counters(flat.counters)
+        node.counters = flat.counters
         if int(views[keys.POLICY_VERSION].min()) < self.oldest_version:
             self._dropped += 1
             self._free.append(slot)

@@ -17,11 +17,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tensordict import TensorDict
 
 from rlsync import AdoptionTimeout
-from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.runs.actors.cluster.agent import NodeAgent, has_version
 from rlsync.runs.actors.cluster.arrivals import Arrivals, Origin
-from rlsync.runs.actors.cluster.crew import Crew, taken_over
-from rlsync.runs.actors.cluster.job import NodeJob, likeness_of
+from rlsync.runs.actors.cluster.job import NodeJob
 from rlsync.runs.actors.cluster.node import Machine, Node
 from rlsync.runs.actors.cluster.nodes import NodeCounts, Nodes, Placement
 from rlsync.runs.actors.cluster.session import ClusterStatus, NodeStatus, Session
@@ -56,9 +54,9 @@ class ClusterCollector(RolloutCollector):
 
     One agent on each node keeps a board, a ring and workers. Versions reach it through Ray's object store;
     slots come back as flat objects, at most ``placement.credits`` ahead of the learner. Nodes may join later;
-    rollouts lost with one are counted in :attr:`tally`. Agents that an earlier learner of the ``crew`` left
-    are taken over or ended; versions follow theirs. ``session`` is closed at the end. With ``newest_only``
-    a batch has rollouts of the newest version alone, others are dropped, and no worker begins one meanwhile.
+    rollouts lost with one are counted in :attr:`tally`. ``session`` is closed at the end. With
+    ``newest_only`` a batch has rollouts of the newest version alone, others are dropped, and no worker begins
+    one meanwhile.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class ClusterCollector(RolloutCollector):
         envs_per_worker: int,
         workers_per_node: int = 2,
         placement: Placement | None = None,
-        crew: Crew | None = None,
         session: Session | None = None,
         overlap: bool = False,
         rollouts_per_batch: int = 1,
@@ -110,12 +107,8 @@ class ClusterCollector(RolloutCollector):
         check_settings(settings, counts, where)
         stored_on = device_named(storing_device, f"{where}(storing_device=...)")
         self._session = session
-        self._crew = crew
         self._newest_only = newest_only
         self._began = False
-        left = [] if crew is None else crew.left()
-        ledger = Ledger()
-        ledger.follow(max((agent.state.stamp for agent in left), default=NOTHING))
         self._here: BoardHere | None = None
         self._transport = RayTransport()
         super().__init__(  # num_workers grows with each node
@@ -126,7 +119,6 @@ class ClusterCollector(RolloutCollector):
             total_frames=total_frames,
             transitions=transitions,
             random_frames=random_frames,
-            ledger=ledger,
             versions_file=versions_file,
         )
         self.publisher.leaves_at = lambda name: Leaves(self.worker_player.modules[name], name).specs()
@@ -141,8 +133,6 @@ class ClusterCollector(RolloutCollector):
             settings=self.worker_settings,
             seed=0,
             seeds=0,
-            likeness={} if crew is None else likeness_of(self.worker_settings),
-            keep_s=0.0 if crew is None else crew.keep_s,
         )
         layout = settings.shape.layout(settings.player)
         if seed is None:
@@ -153,12 +143,6 @@ class ClusterCollector(RolloutCollector):
             self._arrivals, self._nodes, rollouts_per_batch, self.form, silent_timeout_s, stored_on
         )
         try:
-            job = self._template
-            place = self._placement
-            for machine, agent, state in taken_over(left, job.likeness, job.mailbox, job.keep_s):
-                self._starts[state.seat] += 1
-                node = Node(machine, state.seat, agent, place.credits, place.start_timeout_s, state)
-                self._nodes.take_over(node)
             self._nodes.await_start()
         except BaseException:
             self.shutdown()
@@ -269,7 +253,6 @@ class ClusterCollector(RolloutCollector):
             "max_restarts": 0,
             "max_task_retries": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
-            **({} if self._crew is None else self._crew.options()),
         }
         agent = ray.remote(NodeAgent).options(**options).remote(job)
         return Node(machine, seat, agent, placement.credits, placement.start_timeout_s)

@@ -1,23 +1,19 @@
-"""What passes between learner and agents, without Ray: jobs, orders, numbered calls, states and rollouts."""
+"""What passes between learner and agents, without Ray: jobs, orders, numbered calls and rollouts."""
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from threading import Condition
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync import PublishError
-from rlsync.core.ledger import Stamp
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.runs.actors.ring.reader import TakenRollout
@@ -44,9 +40,6 @@ class NodeJob:
     settings: CollectSettings
     seed: int  # of the first environment of the first worker of this node
     seeds: int  # how often the learner had given a seed by then
-    # what another learner must have alike to take over
-    likeness: Mapping[str, str] = field(default_factory=dict)
-    keep_s: float = 0.0  # seconds for which the agent waits for the next learner
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,69 +52,11 @@ class Orders:
     seed: int  # the last one, of the first environment of this node
 
 
-@dataclass(frozen=True, slots=True)
-class AgentState:
-    """What a learner that may take an agent over must know of it."""
-
-    node_id: str  # Ray's id of its node
-    seat: int  # its number among the nodes of the learner that started it
-    pid: int
-    likeness: Mapping[str, str]  # what it does, as digests by name
-    stamp: Stamp  # the newest version on its board
-    counters: RingCounters  # of its ring
-    ready: bool  # whether its workers were ready once, and it has not given up
-    alone: bool  # whether its learner is gone
-    first_call: int  # the number of the first call of the next learner
-
-
-def likeness_of(settings: CollectSettings) -> dict[str, str]:
-    """The digests of what two agents must have alike for one to take the place of the other."""
-    parts = {spec.name: getattr(settings, spec.name) for spec in fields(settings)}
-    return likeness(**parts, layout=settings.shape.layout(settings.player).to_json())
-
-
-def likeness(**things: Any) -> dict[str, str]:
-    """Digests of things that can be pickled, alike in all processes. Values of tensors do not count."""
-    return {name: hashlib.sha256("\n".join(_words(it)).encode()).hexdigest() for name, it in things.items()}
-
-
-def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:  # noqa: C901 - a case for each kind
-    if id(thing) in within:
-        yield "itself"
-        return
-    within = (*within, id(thing))
-    match thing:
-        case None | bool() | int() | float() | str() | bytes():
-            yield repr(thing)
-        case type() | FunctionType() | BuiltinFunctionType():
-            yield f"{thing.__module__}.{thing.__qualname__}"
-        case Tensor():
-            yield f"{thing.dtype} {tuple(thing.shape)}"
-        case torch.dtype() | torch.device():
-            yield str(thing)
-        case Mapping():
-            yield f"{type(thing).__qualname__} {len(thing)}"
-            for key, value in sorted(thing.items(), key=lambda item: str(item[0])):
-                yield repr(key)
-                yield from _words(value, within)
-        case Set():
-            yield from sorted("\n".join(_words(it, within)) for it in thing)
-        case Sequence():
-            yield f"{type(thing).__qualname__} {len(thing)}"
-            for it in thing:
-                yield from _words(it, within)
-        case _:
-            made = thing.__reduce_ex__(4)  # what pickle would write
-            parts = [made] if isinstance(made, str) else made
-            yield from _words([list(it) if isinstance(it, Iterator) else it for it in parts], within)
-
-
 class Turns:
     """Serves calls one at a time in order of their numbers, all of which must be used: Ray promises none."""
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
-        self._next = first
+    def __init__(self) -> None:
+        self._next = 0
         self._changed = Condition()
 
     @contextmanager

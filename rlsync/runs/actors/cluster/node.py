@@ -7,7 +7,7 @@ import signal
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -16,7 +16,6 @@ from ray.exceptions import RayError, RayTaskError
 
 from rlsync import RlsyncError
 from rlsync.core.errors import first_line
-from rlsync.runs.actors.cluster.job import AgentState
 from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.transport.board.format import process_state
 
@@ -25,8 +24,6 @@ ANSWER_WITHIN_S = 2.0
 
 _GONE_WITHIN_S = 5.0  #: how long killed processes may take to be gone
 _ENDED_WITHIN_S = 2.0  #: how long Ray may take to end an agent that does not answer it
-
-NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)  #: what a ring says before anything happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +51,15 @@ def living_machines() -> list[Machine]:
 
 @dataclass(eq=False)
 class Node:
-    """An agent with ``credits`` open calls; ``followed`` is the state of one that another learner started."""
+    """An agent with ``credits`` open calls."""
 
     machine: Machine
     seat: int
     agent: Any
     credits: int
     start_timeout_s: float
-    followed: AgentState | None = None
 
     def __post_init__(self) -> None:
-        followed = self.followed
         timeout_s = self.start_timeout_s
         self.pid: int | None = None
         self.arrived = 0
@@ -72,11 +67,8 @@ class Node:
         self._start_until_s = time.monotonic() + timeout_s + ANSWER_WITHIN_S
         self._calls: deque[Any] = deque()
         self._answered_at_s = time.monotonic()
-        self._before = NO_ROLLOUTS if followed is None else followed.counters
-        self._next_call = 0 if followed is None else followed.first_call
-        self._starting: Any = self.agent.start.remote(timeout_s) if followed is None else None
-        if followed is not None:
-            self.note_ready(followed.pid)
+        self._next_call = 0
+        self._starting: Any = self.agent.start.remote(timeout_s)
 
     @property
     def acting(self) -> bool:
@@ -108,17 +100,6 @@ class Node:
 
     def note_life(self) -> None:
         self._answered_at_s = time.monotonic()
-
-    def note_counters(self, counters: RingCounters) -> None:
-        """Note what its ring counts, less what it had counted for earlier learners."""
-        before = self._before
-        self.counters = replace(
-            counters,
-            written=counters.written - before.taken,
-            taken=counters.taken - before.taken,
-            worker_wait_s=counters.worker_wait_s - before.worker_wait_s,
-            learner_wait_s=counters.learner_wait_s - before.learner_wait_s,
-        )
 
     def note_ready(self, pid: int) -> None:
         self.pid = pid

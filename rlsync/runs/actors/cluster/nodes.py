@@ -56,7 +56,6 @@ class NodeCounts:
     joined: int = 0  # agents that began to act
     lost: int = 0  # agents that were lost, for whatever reason
     restarted: int = 0  # agents that were started again on a node
-    followed: int = 0  # agents of an earlier learner that follow this one; they count as joined, too
     rollouts_lost: int = 0  # known to have been completed on nodes that were lost, and not arrived
     rollouts_written: int = 0  # known to have been completed on them
     worker_wait_s: float = 0.0  # their workers had waited so long for a free slot
@@ -115,13 +114,6 @@ class Nodes:
                 raise self._none_left("starting the workers of a node")
             if not waiting:
                 time.sleep(LOOK_EVERY_S)
-
-    def take_over(self, node: Node) -> None:
-        """Keep an agent whose workers are ready already."""
-        self._by_id[node.machine.node_id] = node
-        self.tally.joined += 1
-        self.tally.followed += 1
-        self.joined(node)
 
     def read(self, node: Node) -> Any:
         """The rollout at a node's head, which has answered; ``None``: it has just got ready, or is lost."""
