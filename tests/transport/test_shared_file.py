@@ -266,7 +266,7 @@ def test_a_board_of_before_a_restart_of_this_host_is_gone() -> None:
 @pytest.mark.parametrize(
     "tests",
     [
-        "tests/transport/test_board.py tests/transport/test_ring.py tests/transport/test_board_machine.py",
+        "tests/transport/test_board.py tests/runs/actors/test_ring.py tests/transport/test_board_machine.py",
         "tests/laws/test_transport_contract.py tests/laws/test_canary.py tests/sync",
         "tests/torchrl_plugin/test_forkserver.py tests/torchrl_plugin/test_watch_workers.py",
         "tests/runs/actors/test_unroll_collector.py tests/runs/recipes/test_killed_and_resumed.py",

@@ -14,9 +14,9 @@ from rlsync.runs.recipes.checks import check
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.settings import ClusterConfig, CollectorConfig, Config
 from rlsync.tensors.layout import Layout, LeafSpec
+from tests.runs.actors.test_ring import process, value, write
 from tests.runs.actors.test_unroll_collector import CARTPOLE, cartpole_net, collecting
 from tests.tools.parts import wait_until
-from tests.transport.test_ring import process, value, write
 
 WAIT_S = 60.0
 
