@@ -91,6 +91,8 @@ TYPED: dict[str, dict[str, str]] = {
 #: Other verbs than check.
 VERBS = {
     "trian": "did you mean 'train'?",
+    "plan recipe=dqn": "give rlsync check the same words",
+    "bench": "rlsync doctor says what a publish costs here",
     "train –config-dir own": "begins with the dash of a text editor",
     "check –recipe=dqn": "write --recipe=dqn, or recipe=dqn if it is a key",
     "cp ppo": "did you mean 'recipe/ppo'?",

@@ -38,6 +38,13 @@ VERBS = {
 }
 
 
+#: Verbs of an earlier rlsync, and what does their work.
+GONE = {
+    "plan": "give rlsync check the same words: it prints what the run will do, if nothing is wrong",
+    "bench": "rlsync doctor says what a publish costs here; benchmarks/publish.py in the repository measures more",
+}
+
+
 def usage() -> str:
     verbs = "\n".join(f"  {verb:<9} {line}" for verb, line in VERBS.items())
     return (
@@ -133,6 +140,8 @@ def _run(words: list[str]) -> int:
         print(f"rlsync {__version__}")
         return 0
     verb, *arguments = words
+    if verb in GONE:
+        raise ConfigError(f"there is no verb {verb!r} any more", f"rlsync {verb}", GONE[verb])
     check_choice("verb", verb, VERBS, "rlsync VERB")
     alone = _document_alone() if asks_json(arguments) else nullcontext()
     with alone, told_of_a_user_without_a_name():
