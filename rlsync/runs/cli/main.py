@@ -41,7 +41,7 @@ VERBS = {
 #: Verbs of an earlier rlsync, and what does their work.
 GONE = {
     "plan": "give rlsync check the same words: it prints what the run will do, if nothing is wrong",
-    "bench": "rlsync doctor says what a publish costs here; benchmarks/publish.py in the repository measures more",
+    "bench": "rlsync doctor says what a publish costs here; benchmarks/publish.py measures all of it",
 }
 
 
