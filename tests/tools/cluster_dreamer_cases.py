@@ -43,7 +43,8 @@ def test_a_dreamer_learns_from_the_rows_of_a_node(
     stamps = torch.cat([batch["policy_version"].flatten() for batch in batches])
     made_by = torch.cat([batch["state_version"].flatten() for batch in batches])
     begins = torch.cat([batch["is_init"].flatten() for batch in batches])
-    assert len(stamps.unique()) > 2
+    # Without a lag workers may make most rows before the learner publishes again.
+    assert len(stamps.unique()) >= (2 if lag == "null" else 3)
     assert (made_by[begins] == -1).all()
     assert (made_by[~begins] >= 1).all()
     assert torch.equal(made_by[~begins], stamps[~begins]) == (on_adoption == "recompute")
