@@ -338,11 +338,12 @@ def test_the_first_lines_and_the_config_of_a_run_tell_settings_protocol_and_end(
     small = ("env.num_envs=2", "recipe.batch_size=2", "collector.frames_per_batch=40", "run_dir=run")
     ended = run_program("rlsync", "train", *words, *small, "recipe.total_frames=80", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    run, settings, plays, ends = ended.stdout.splitlines()[:4]
+    run, settings, plays, workers, ends = ended.stdout.splitlines()[:5]
     assert run == f"run {tmp_path}/run"
     assert settings.startswith("settings recipe/impala with tuned/impala_pixels (Atari games from pixels")
     assert plays.startswith("plays ALE/Breakout-v5: sticky actions 0.25, 4 frames a step, up to 30 no-ops")
     assert "a lost life ends the learner's episode; returns are of whole games, not clipped" in plays
+    assert workers == "workers 2; no fixed lag: workers act with the newest version"
     assert ends == "ends after 80 frames; no target return is set"
     env = OmegaConf.load(tmp_path / "run" / RESOLVED).env
     assert (env.id, env.repeat_action_probability, env.frameskip) == ("ALE/Breakout-v5", 0.25, 4)
@@ -354,9 +355,11 @@ def test_the_first_lines_and_the_config_of_a_run_tell_settings_protocol_and_end(
 @pytest.mark.seconds
 def test_a_check_tells_general_settings_from_tuned_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "env.id=Acrobot-v1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:-1] == [
+    said, _ = capsys.readouterr().out.split("\n\n")
+    assert said.splitlines()[1:-1] == [
         "settings recipe/ppo alone: general settings, not tuned for Acrobot-v1",
         "plays Acrobot-v1",
+        "workers 2; lag 1: workers act while the learner learns",
         "ends after 150,000 frames; no target return is set",
     ]
     assert main(["check", "--json", "recipe=impala", "env=pong", "env.id=ALE/Breakout-v5"]) == 0
