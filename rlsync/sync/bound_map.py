@@ -99,10 +99,9 @@ class BoundMap:
         for route in self._routes:
             live = self.endpoint.tensors(route.destination) or {}
             for sent in route.sent:
+                there = None
                 if sent.key in self._aliased:
                     there = live.get(sent.key[1])
-                else:
-                    there = None
                 if there is not None and digest([there]) != digest([sent.leaf.read()]):
                     name = f"{route.route.destination}.{sent.leaf.name}"
                     yield f"{name} is not copied, as if it were the learner's memory, and has other numbers"

@@ -105,10 +105,8 @@ class ServedProcesses(Served):
         board = publisher.transport
         if isinstance(board, BoardWriter):
             order = board.order_of_arrival(silent_s)
-        else:
-            order = None
-        if order is not None:
-            collectors.let_arrive(self.workers, order)
+            if order is not None:
+                collectors.let_arrive(self.workers, order)
         waits.await_start(self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s))
 
 

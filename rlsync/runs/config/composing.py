@@ -327,9 +327,6 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         if isinstance(model, DictConfig) and "bfloat16" not in now and model.pop("bfloat16", False):
             found.recipe.update_dtype = BFLOAT16  # its key before
         _take_lag_for_kind(found, file)
-        if isinstance(cluster := OmegaConf.select(found, "cluster"), DictConfig):
-            for key in _OF_KEPT_AGENTS:
-                cluster.pop(key, None)
         _require_map_of_now(found, file)
         _leave_out_what_has_gone(found, known)
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
@@ -387,5 +384,5 @@ def _leave_out_what_has_gone(found: Any, known: Any) -> None:
     for key in list(found):
         if key in known:
             _leave_out_what_has_gone(found[key], known[key])
-        elif found[key] is None and is_dataclass(OmegaConf.get_type(known)):
+        elif is_dataclass(OmegaConf.get_type(known)) and (found[key] is None or key in _OF_KEPT_AGENTS):
             del found[key]

@@ -109,9 +109,8 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
 
         RecordSchedule(sync, file, every=settings.digest_every, facts=facts, way=way).register(trainer)
     verifies = verify_trigger(settings)
-    if verifies is None:
-        verify = None
-    else:
+    verify = None
+    if verifies is not None:
         verify = VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
     if verify is not None:
         verify.register(trainer)

@@ -118,11 +118,9 @@ class PublishHook(TrainerHookBase):
         if not isinstance(when, Trigger):
             what = f"'when' is a trigger, got {type(when).__name__}"
             raise ConfigError(what, f"when={when!r}", "for example when=Every(4, 'optim_steps')")
-        if receipts_file is None:
-            file = None
-        else:
+        file = None
+        if receipts_file is not None:
             file = FilePath(receipts_file).absolute()
-        if file is not None:
             check_folder(file, f"receipts_file={str(file)!r}")
         check_count("the number of receipts", history, 0, f"history={history!r}", "for example 1000")
         self.when = when

@@ -155,10 +155,9 @@ class RayTransport(Transport):
         return self.thread.ask(lowest)
 
     def note(self, reader: int, kind: Note) -> bytes | None:
+        note = None
         if time.monotonic() - self._reports_at_s <= _FRESH_S:
             note = self._note(reader, kind)
-        else:
-            note = None
         if note is None:
             self._refresh()
             note = self._note(reader, kind)

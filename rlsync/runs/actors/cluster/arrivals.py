@@ -81,9 +81,8 @@ class Arrivals:
                 for node in self._answering(left_s):
                     flat: Flat | None = self._nodes.read(node)
                     if flat is None:
-                        rollout = None
-                    else:
-                        rollout = self._unpacked(node, flat)
+                        continue
+                    rollout = self._unpacked(node, flat)
                     if rollout is not None:
                         return rollout
                 if left_s == 0.0:
