@@ -37,7 +37,11 @@ ELSEWHERE = {
 
 def everything() -> set[str]:
     tested = {folder.name: folder for folder in TESTS.iterdir() if any(folder.rglob("test_*.py"))}
-    floors = {f"{RUNS}/{floor.name}" for floor in tested.pop(RUNS).iterdir() if any(floor.glob("test_*.py"))}
+    floors = {
+        f"{RUNS}/{floor.name}"
+        for floor in tested.pop(RUNS).iterdir()
+        if any(floor.glob("test_*.py"))
+    }
     return floors | tested.keys()
 
 
@@ -56,7 +60,8 @@ def folders_of(file: str) -> set[str]:
             return {folder}
         case [first, *_] if first in ELSEWHERE:
             return set(ELSEWHERE[first])
-    return everything()  # tests/tools, tests/conftest.py, pyproject.toml, a floor without tests of its own
+    # tests/tools, tests/conftest.py, pyproject.toml, a floor without tests of its own
+    return everything()
 
 
 def in_order(files: list[str] | None) -> list[str]:

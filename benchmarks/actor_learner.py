@@ -61,10 +61,14 @@ PEERS_OF_A_CLUSTER = {"rlsync-fp32": "without Ray", RLLIB_PEER: "RLlib"}
 OTHERS_DISTURB = 0.1  # processor seconds a second
 
 
-def run_rlsync(options: argparse.Namespace, precision: str = "fp32", threads: int = 1) -> list[str] | None:
+def run_rlsync(
+    options: argparse.Namespace, precision: str = "fp32", threads: int = 1
+) -> list[str] | None:
     """The command for the recipe. None, with a message, if it needs bfloat16 and the processor has none."""
     if precision == "bf16" and bfloat16_instructions() == []:
-        print("rlsync-bf16: left out, this processor has no bfloat16, and emulates it ten times slower")
+        print(
+            "rlsync-bf16: left out, this processor has no bfloat16, and emulates it ten times slower"
+        )
         return None
     own = ["--precision", precision, "--torso-threads", str(threads)]
     return [sys.executable, str(PEERS / "rlsync_peer.py"), *own, *_like(options)]
@@ -81,7 +85,12 @@ def run_torchrl(options: argparse.Namespace) -> list[str] | None:
     if options.lstm:
         print("torchrl: left out, it is compared without an LSTM")
         return None
-    return [sys.executable, str(PEERS / "torchrl_peer.py"), *_like(options), *options.torchrl_args.split()]
+    return [
+        sys.executable,
+        str(PEERS / "torchrl_peer.py"),
+        *_like(options),
+        *options.torchrl_args.split(),
+    ]
 
 
 def run_rllib(options: argparse.Namespace) -> list[str] | None:
@@ -90,7 +99,13 @@ def run_rllib(options: argparse.Namespace) -> list[str] | None:
         print("rllib: left out, it is compared with the shallow torso, without an LSTM")
         return None
     python = RLLIB.python(options.peer_venv)
-    return [*alone(), str(python), str(PEERS / "rllib_peer.py"), *_like(options), *options.rllib_args.split()]
+    return [
+        *alone(),
+        str(python),
+        str(PEERS / "rllib_peer.py"),
+        *_like(options),
+        *options.rllib_args.split(),
+    ]
 
 
 def run_on_ray(options: argparse.Namespace) -> list[str] | None:
@@ -140,7 +155,9 @@ def table(measured: dict[str, list[Figures]], peers: Mapping[str, str] = PEERS_O
         rest = ("cpu_per_s", "others_cpu_per_s", "lag_mean", "lag_max")
         rows.append((name, *numbers, *(shown(_median(runs, field), 2) for field in rest)))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    if any((_median(runs, "others_cpu_per_s") or 0.0) > OTHERS_DISTURB for runs in measured.values()):
+    if any(
+        (_median(runs, "others_cpu_per_s") or 0.0) > OTHERS_DISTURB for runs in measured.values()
+    ):
         lines += ["", "Others used the machine meanwhile: compare steps/cpu s, not steps/s."]
     return "\n".join(lines)
 
@@ -160,9 +177,13 @@ def main() -> int:
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
     parser.add_argument("--lstm", type=int, default=0, help="units")
-    parser.add_argument("--peer-venv", type=Path, help="of Sample Factory or, with --cluster, of RLlib")
+    parser.add_argument(
+        "--peer-venv", type=Path, help="of Sample Factory or, with --cluster, of RLlib"
+    )
     parser.add_argument("--appo-args", default="", help="further arguments of peers/appo_peer.py")
-    parser.add_argument("--torchrl-args", default="", help="further arguments of peers/torchrl_peer.py")
+    parser.add_argument(
+        "--torchrl-args", default="", help="further arguments of peers/torchrl_peer.py"
+    )
     parser.add_argument("--rllib-args", default="", help="further arguments of peers/rllib_peer.py")
     parser.add_argument("--out", type=Path, default=Path("actor_learner.json"))
     parser.add_argument("--table", type=Path)

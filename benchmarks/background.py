@@ -135,7 +135,11 @@ def measure(name: str, steps: int, busy: bool) -> dict[str, object]:
                         taken[way].append(seconds)
     finally:
         collector.shutdown()
-    row: dict[str, object] = {"model": name, "busy": busy, "payload_bytes": learner.hook.plan.payload_bytes}
+    row: dict[str, object] = {
+        "model": name,
+        "busy": busy,
+        "payload_bytes": learner.hook.plan.payload_bytes,
+    }
     for way in WAYS:
         step, held = (statistics.median(column) for column in zip(*taken[way], strict=True))
         row[way] = {"step_s": step, "held_s": held}
@@ -144,7 +148,10 @@ def measure(name: str, steps: int, busy: bool) -> dict[str, object]:
 
 def line(row: dict) -> str:
     base = row[WAYS[0]]["step_s"]
-    cells = [f"{row['model']}, {'busy' if row['busy'] else 'idle'}", f"{row['payload_bytes'] / 1e6:.1f}"]
+    cells = [
+        f"{row['model']}, {'busy' if row['busy'] else 'idle'}",
+        f"{row['payload_bytes'] / 1e6:.1f}",
+    ]
     cells.append(f"{1e3 * base:.2f}")
     for way in WAYS[1:]:
         step, held = row[way]["step_s"], row[way]["held_s"]

@@ -46,7 +46,9 @@ def make_actor(widths: list[int]) -> ProbabilisticActor:
     layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.Tanh())]
     net = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
     return ProbabilisticActor(
-        TensorDictModule(net, ["observation"], ["logits"]), ["logits"], distribution_class=OneHotCategorical
+        TensorDictModule(net, ["observation"], ["logits"]),
+        ["logits"],
+        distribution_class=OneHotCategorical,
     )
 
 
@@ -86,7 +88,9 @@ def questions_ms(widths: list[int], blocks: int, batches: int) -> dict[str, dict
         total_frames=-1,
         weight_sync_schemes={"policy": BoardScheme()},
     )
-    bound = BoundMap({"policy": "actor"}, learner, endpoint_of(collector), max_unchanged_publishes=None)
+    bound = BoundMap(
+        {"policy": "actor"}, learner, endpoint_of(collector), max_unchanged_publishes=None
+    )
     verification, stream = bound.endpoint.verification(), iter(collector)
     pids = [process.pid for process in collector.procs]
     spent: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
@@ -141,13 +145,25 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
-    heads = ("policy", "examined", "digests", "in a worker", "outputs", "in a worker", "share of a minute")
+    heads = (
+        "policy",
+        "examined",
+        "digests",
+        "in a worker",
+        "outputs",
+        "in a worker",
+        "share of a minute",
+    )
     print("  ".join(f"{head:>12}" for head in heads))
     for name, widths in SIZES.items():
         ms = questions_ms(widths, given.blocks, given.batches)
         # A difference below 0 is noise, and takes nothing off the other one.
         share = sum(max(0.0, cost) for cost in ms["outputs"].values()) / 1e3 / EVERY_S
-        results[name] = {"examination_ms": examination_ms(widths), "questions_ms": ms, "share": share}
+        results[name] = {
+            "examination_ms": examination_ms(widths),
+            "questions_ms": ms,
+            "share": share,
+        }
         row = [results[name]["examination_ms"], *ms["digests"].values(), *ms["outputs"].values()]
         cells = [name, *(f"{value:.2f} ms" for value in row), f"{share:.4%}"]
         print("  ".join(f"{cell:>12}" for cell in cells), flush=True)

@@ -53,11 +53,18 @@ class CanaryPlayer(Player):
     def records(self) -> Sequence[Record]:
         return Record("low", (), torch.float32), Record("high", (), torch.float32)
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         return {}
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         ranges = [torch.aminmax(weight) for weights in self._weights.values() for weight in weights]
         low, high = min(float(r.min) for r in ranges), max(float(r.max) for r in ranges)

@@ -48,7 +48,9 @@ def median_s(call: Callable[[], object], ready: Callable[[], object]) -> float:
     return statistics.median(taken[WARM_UP:])
 
 
-def limits_gb_s(size_bytes: int, device: torch.device, ready: Callable[[], object]) -> dict[str, float]:
+def limits_gb_s(
+    size_bytes: int, device: torch.device, ready: Callable[[], object]
+) -> dict[str, float]:
     there, again = (torch.zeros(size_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     locked = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     here, host = (torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(2))

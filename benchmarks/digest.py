@@ -38,7 +38,9 @@ def main() -> None:
             "memcpy": lambda flat=flat, copy=copy: copy.copy_(flat),
             "digest": lambda parts=parts: digest(parts),
             "finite guard": lambda parts=parts: [all_finite(part, part.dtype) for part in parts],
-            "isfinite().all": lambda parts=parts: [bool(torch.isfinite(part).all()) for part in parts],
+            "isfinite().all": lambda parts=parts: [
+                bool(torch.isfinite(part).all()) for part in parts
+            ],
         }
         times = _medians(work, options.repeats)
         for what, took_ms in times.items():

@@ -166,8 +166,12 @@ def answer(cell: Cell, starter: int, connection: Connection) -> None:
 
 def first_cause(error: BaseException) -> str:
     """The error in one line. If it contains a worker's traceback, the line with the worker's error."""
-    lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
-    named = [line for line in lines[1:] if line.split(":")[0].endswith(("Error", "Exception", "Empty"))]
+    lines = [
+        line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()
+    ]
+    named = [
+        line for line in lines[1:] if line.split(":")[0].endswith(("Error", "Exception", "Empty"))
+    ]
     return f"{lines[0]} {named[-1] if named else ''}".strip()[:200]
 
 
@@ -196,7 +200,9 @@ def without_processes(cell: Cell, empties: dict[tuple[str, int], int]) -> dict[s
     """A cell minus the cost of its processes, which is measured with a model of one number."""
     key = cell.scheme, cell.workers
     if key not in empties:
-        empties[key] = ask(Cell(cell.scheme, cell.workers, 1, 1, start=cell.start)).get("grown_bytes", 0)
+        empties[key] = ask(Cell(cell.scheme, cell.workers, 1, 1, start=cell.start)).get(
+            "grown_bytes", 0
+        )
     row = ask(cell)
     if "grown_bytes" in row:
         row["model_bytes"] = 4 * cell.tensors * cell.floats
@@ -247,7 +253,9 @@ def big_table(rows: list[dict]) -> list[str]:
             else f"{row['weights_bytes'] / 1e6:.0f} MB, {row['copies']:.2f} | {row['worker_descriptors']}"
         )
         limit = row["descriptors"] or "highest"
-        lines.append(f"| {row['scheme']} | {trains} | {limit} | {model} | {row['workers']} | {result} |")
+        lines.append(
+            f"| {row['scheme']} | {trains} | {limit} | {model} | {row['workers']} | {result} |"
+        )
     return lines
 
 
@@ -255,7 +263,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--tensors", type=int, nargs="*", default=[10, 100, 1000, 10_000])
-    parser.add_argument("--floats", type=int, default=1000, help="elements of each tensor of the matrix")
+    parser.add_argument(
+        "--floats", type=int, default=1000, help="elements of each tensor of the matrix"
+    )
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
     parser.add_argument("--big-floats", type=int, default=83_333, help="of 300 tensors; 0 for none")
     parser.add_argument("--big-workers", type=int, default=8)
@@ -283,9 +293,16 @@ def main() -> None:
             for scheme in options.schemes:
                 cell = Cell(scheme, workers, tensors, options.floats, start=options.start)
                 rows.append(failed_with_fewer(cell, rows) or without_processes(cell, empties))
-                print(scheme, tensors, workers, shown(rows[-1]), f"{rows[-1]['took_s']} s", flush=True)
-    host = {"descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "torch": torch.__version__}
-    Path(options.out).write_text(json.dumps({"host": host, "rows": rows, "big": big}, indent=2) + "\n")
+                print(
+                    scheme, tensors, workers, shown(rows[-1]), f"{rows[-1]['took_s']} s", flush=True
+                )
+    host = {
+        "descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "torch": torch.__version__,
+    }
+    Path(options.out).write_text(
+        json.dumps({"host": host, "rows": rows, "big": big}, indent=2) + "\n"
+    )
     tables = [*big_table(big), "", *matrix_table(rows)]
     Path(options.table).write_text("\n".join(tables) + "\n")
 

@@ -75,17 +75,27 @@ class Run:
     def look(self) -> None:
         """Note what there is now, once a batch was counted and a checkpoint is there."""
         if self._process.poll() is not None:
-            raise SystemExit(f"a run has ended: {self.folder.with_suffix('.txt').read_text()[-2000:]}")
-        with suppress(OSError, ValueError, KeyError):  # a process has ended, or a checkpoint is replaced
-            batches = json.loads((self.folder / "statistics.json").read_text())["frames"] // FRAMES_PER_BATCH
+            raise SystemExit(
+                f"a run has ended: {self.folder.with_suffix('.txt').read_text()[-2000:]}"
+            )
+        # a process has ended, or a checkpoint is replaced
+        with suppress(OSError, ValueError, KeyError):
+            batches = (
+                json.loads((self.folder / "statistics.json").read_text())["frames"]
+                // FRAMES_PER_BATCH
+            )
             files = [
-                file.stat().st_size for file in (self.folder / "checkpoint").rglob("*") if file.is_file()
+                file.stat().st_size
+                for file in (self.folder / "checkpoint").rglob("*")
+                if file.is_file()
             ]
             pid = self._process.pid
             workers = sum(map(_private_bytes, _session(pid) - {pid}))
             descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
             if files:
-                self.looks.append(Look(batches, _private_bytes(pid), workers, descriptors, sum(files)))
+                self.looks.append(
+                    Look(batches, _private_bytes(pid), workers, descriptors, sum(files))
+                )
 
     def end(self) -> None:
         """As Ctrl-C ends it."""
@@ -174,9 +184,12 @@ def main(arguments: list[str]) -> int:
         print(f"{logger}: {shown}  grows: {', '.join(bad[logger]) or 'nothing'}", flush=True)
     if given.out is not None:
         minutes = {
-            name: [(at.batches, at.learner_bytes) for at in run.looks[::30]] for name, run in runs.items()
+            name: [(at.batches, at.learner_bytes) for at in run.looks[::30]]
+            for name, run in runs.items()
         }
-        given.out.write_text(json.dumps({"found": found, "bad": bad, "learner_by_minute": minutes}) + "\n")
+        given.out.write_text(
+            json.dumps({"found": found, "bad": bad, "learner_by_minute": minutes}) + "\n"
+        )
     return int(any(bad.values()))
 
 

@@ -51,7 +51,9 @@ def table(rows: list[dict], seeds: list[int]) -> list[str]:
         mine = [row for row in rows if row["dtype"] == dtype]
         frames = [f"{row['frames']:,}" if row["solved"] else f"> {row['frames']:,}" for row in mine]
         median = statistics.median(row["frames"] for row in mine)
-        lines.append(f"| {dtype} | {mine[0]['copied_bytes']:,} | {' | '.join(frames)} | {median:,.0f} |")
+        lines.append(
+            f"| {dtype} | {mine[0]['copied_bytes']:,} | {' | '.join(frames)} | {median:,.0f} |"
+        )
     return lines
 
 

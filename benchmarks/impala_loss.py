@@ -49,7 +49,9 @@ class Counted:
         self.seen = 0
         torso.register_forward_hook(self._count)
 
-    def _count(self, _torso: nn.Module, inputs: tuple[torch.Tensor, ...], _features: object) -> None:
+    def _count(
+        self, _torso: nn.Module, inputs: tuple[torch.Tensor, ...], _features: object
+    ) -> None:
         self.seen += inputs[0].shape[:-3].numel()
 
     def once(self) -> None:
@@ -74,7 +76,9 @@ def main() -> None:
     net = ImpalaNet(PIXELS, Categorical(ACTIONS), torso=options.torso, lstm=options.lstm)
     batch = make_batch(options.steps, options.envs, net)
     variants = {name: ours(net, options, settings, batch) for name, settings in FORMATS.items()}
-    variants[STORED_LAST] = ours(net, options, FORMATS["bf16 + channels_last"], stored_channels_last(batch))
+    variants[STORED_LAST] = ours(
+        net, options, FORMATS["bf16 + channels_last"], stored_channels_last(batch)
+    )
     if not options.lstm:
         variants[THEIRS] = theirs(net, batch)
     rows = measured(variants, options.steps * options.envs, options.repeats)
@@ -86,7 +90,9 @@ def main() -> None:
         print(f"{name:>32} {ms:>8.1f} {rate:>8.0f} {ratio:>7.2f} {torso:>6.2f}")
     if options.out:
         fields = ("variant", "ms", "steps_per_s", "ratio", "torso_per_step")
-        options.out.write_text(json.dumps([dict(zip(fields, row, strict=True)) for row in rows], indent=1))
+        options.out.write_text(
+            json.dumps([dict(zip(fields, row, strict=True)) for row in rows], indent=1)
+        )
 
 
 def make_batch(steps: int, envs: int, net: ImpalaNet) -> TensorDict:

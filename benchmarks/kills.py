@@ -117,7 +117,11 @@ RECIPES = {
     "population": Kind(("recipe=laser", *UNROLLS)),
 }
 AGENTS = 3
-POPULATION = (f"recipe.agents={AGENTS}", "collector.num_workers=1", "recipe.evaluation.every_frames=0")
+POPULATION = (
+    f"recipe.agents={AGENTS}",
+    "collector.num_workers=1",
+    "recipe.evaluation.every_frames=0",
+)
 ROLES = ("sampler", "evaluator", "learner")
 LIVES = 5  # of one run, at most; then another one begins
 LONGEST_DELAY_S, LONGEST_STOP_S = 2.0, 1.5
@@ -183,7 +187,9 @@ class Life:
             usual = os.getpriority(os.PRIO_PROCESS, self.pid)
             evaluators = [pid for pid in leaders if os.getpriority(os.PRIO_PROCESS, pid) > usual]
             samplers = [pid for pid in leaders if pid not in evaluators]
-            choices = samplers if role == "sampler" else evaluators if len(samplers) == WORKERS else []
+            choices = (
+                samplers if role == "sampler" else evaluators if len(samplers) == WORKERS else []
+            )
             return chance.choice(choices) if choices else None
         return None
 
@@ -224,8 +230,12 @@ def _state(pid: int) -> str:
 def what_is(pid: int) -> str:
     """A process in words: what it runs, and the processor time that it has had."""
     with suppress(OSError):
-        user, system = map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        user, system = map(
+            int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        )
+        command = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
         return f"{pid} {command[:120]!r} {(user + system) / os.sysconf('SC_CLK_TCK'):.1f} s"
     return f"{pid}, which has just ended"
 
@@ -270,7 +280,9 @@ class Checkpoint:
         pace = _mapping(at["trainer_module.keep_pace"])
         self.counted, self.updates = int(pace["frames"]), int(pace["updates"])
         self.written = int(
-            json.loads((at["replay_buffer"] / "writer" / "metadata.json").read_text())["write_count"]
+            json.loads((at["replay_buffer"] / "writer" / "metadata.json").read_text())[
+                "write_count"
+            ]
         )
         frames = _frames(at["replay_buffer"] / "storage")
         self.stored = len(frames)
@@ -281,7 +293,10 @@ def _look_at_digests(folder: Path) -> None:
     """Every file of the list has the size and the digest that the list says."""
     for name, said in json.loads((folder / "digests.json").read_text())["files"].items():
         held = (folder / name).read_bytes()
-        if (len(held), hashlib.blake2b(held, digest_size=20).hexdigest()) != (said["bytes"], said["blake2b"]):
+        if (len(held), hashlib.blake2b(held, digest_size=20).hexdigest()) != (
+            said["bytes"],
+            said["blake2b"],
+        ):
             raise ValueError(f"{name} is not what was written")
 
 
@@ -374,7 +389,9 @@ class Trial:
         for number in range(LIVES):
             if time.monotonic() > deadline or self.kills() >= kills:
                 return
-            words = ("resume=it", "run_dir=it") if number else (*self.kind.words, *COMMON, *POPULATION)
+            words = (
+                ("resume=it", "run_dir=it") if number else (*self.kind.words, *COMMON, *POPULATION)
+            )
             life, told = Life(folder, words), f"{folder.name}, life {number}"
             self.counts["lives"] += 1
             try:
@@ -401,7 +418,10 @@ class Trial:
         while living:
             time.sleep(self.chance.uniform(0, LONGEST_DELAY_S))
             victim = living.pop(self.chance.randrange(len(living)))
-            os.kill(json.loads((agents[victim] / "board.json").read_text())["address"]["pid"], signal.SIGKILL)
+            os.kill(
+                json.loads((agents[victim] / "board.json").read_text())["address"]["pid"],
+                signal.SIGKILL,
+            )
             self.counts["SIGKILL: agent"] += 1
             known = [_lines(agent) for agent in agents]
             if living and (not until(lambda: go_on(living)) or life.over):
@@ -417,11 +437,15 @@ class Trial:
     def _frames_of(self, agent: Path, before: int, told: str) -> int:
         """The frames of an agent's checkpoint, which is whole and not older than the one before."""
         replaced = sorted(agent.glob(".checkpoint.backup-*"))
-        folders = [at for at in (agent / "checkpoint", *replaced) if (at / "manifest.json").exists()]
+        folders = [
+            at for at in (agent / "checkpoint", *replaced) if (at / "manifest.json").exists()
+        ]
         try:
             frames = Checkpoint(folders[0], self.kind).frames
         except Exception as error:  # noqa: BLE001
-            self._note("checkpoints that are lost or damaged", f"{told}: {type(error).__name__}: {error}")
+            self._note(
+                "checkpoints that are lost or damaged", f"{told}: {type(error).__name__}: {error}"
+            )
             return before
         self.counts["checkpoints read"] += 1
         if frames < before:
@@ -450,7 +474,9 @@ class Trial:
                 if not kill:
                     time.sleep(pause_s)
                     os.kill(pid, signal.SIGCONT)
-            fatal = kill and (role == "learner" or (role == "sampler" and not self.kind.replaces_workers))
+            fatal = kill and (
+                role == "learner" or (role == "sampler" and not self.kind.replaces_workers)
+            )
             if not self._settled(life, fatal, events):
                 return ", ".join(events)
             if life.over:
@@ -460,8 +486,11 @@ class Trial:
             events.append("SIGTERM at the end")
         if not until(lambda: life.over):
             self._note("runs that hung", f"{events} {life.output()[-600:]}")
-        elif life.process.exitcode not in (0, 143) and life.output():  # else it had not begun to listen
-            self._note("runs that ended although nothing was killed", f"{events} {life.output()[-900:]}")
+        # else it had not begun to listen
+        elif life.process.exitcode not in (0, 143) and life.output():
+            self._note(
+                "runs that ended although nothing was killed", f"{events} {life.output()[-900:]}"
+            )
         return ", ".join(events)
 
     def _settled(self, life: Life, fatal: bool, events: list[str]) -> bool:
@@ -476,14 +505,18 @@ class Trial:
             return ended
         went_on = until(lambda: life.over or len(life.receipts()) > known + 1)
         if life.over:
-            self._note("runs that ended although nothing was killed", f"{events} {life.output()[-900:]}")
+            self._note(
+                "runs that ended although nothing was killed", f"{events} {life.output()[-900:]}"
+            )
         elif not went_on:
             self._note("runs that hung", f"{events} {life.output()[-600:]}")
         return went_on
 
     def _look_at_error(self, life: Life, events: list[str]) -> None:
         said = life.output()
-        clear = re.search(r"worker \d .*(killed by SIGKILL|SIGKILL).*\n  where  .+\n  cure   ", said)
+        clear = re.search(
+            r"worker \d .*(killed by SIGKILL|SIGKILL).*\n  where  .+\n  cure   ", said
+        )
         if life.process.exitcode != 1 or clear is None:
             self._note(
                 "runs that ended without a clear error",
@@ -496,7 +529,10 @@ class Trial:
         new = {path.name for path in Path("/dev/shm").iterdir()} - self.shm
         published = life.receipts(0)  # of all lives of the run, however this one ended
         versions = [receipt["version"] for receipt in published]
-        if versions != sorted(set(versions)) or len({receipt["run_id"] for receipt in published}) > 1:
+        if (
+            versions != sorted(set(versions))
+            or len({receipt["run_id"] for receipt in published}) > 1
+        ):
             self._note("versions that did not rise", f"{told}: {versions}")
         self.counts["receipts read"] += len(versions)
         if new:
@@ -505,7 +541,9 @@ class Trial:
         try:
             found = checkpoint_of(life, self.kind)
         except Exception as error:  # noqa: BLE001
-            self._note("checkpoints that are lost or damaged", f"{told}: {type(error).__name__}: {error}")
+            self._note(
+                "checkpoints that are lost or damaged", f"{told}: {type(error).__name__}: {error}"
+            )
             return None
         if before is not None and found is None:
             self._note("checkpoints that are lost or damaged", f"{told}: it is gone")
@@ -528,7 +566,8 @@ class Trial:
         allowed = math.floor(Fraction(RATIO) * max(0, found.counted - PREFILL))
         if abs(allowed - found.updates) > 1:
             self._note(
-                "updates off the pace", f"{told}: {found.updates} of {allowed}, {found.counted} frames"
+                "updates off the pace",
+                f"{told}: {found.updates} of {allowed}, {found.counted} frames",
             )
         if found.twice or found.written != found.counted:
             self._note(
@@ -555,7 +594,9 @@ def own_shared_memory() -> bool:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("recipes", nargs="*", metavar="RECIPE", default=[], help=f"of {', '.join(RECIPES)}")
+    parser.add_argument(
+        "recipes", nargs="*", metavar="RECIPE", default=[], help=f"of {', '.join(RECIPES)}"
+    )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=540.0, help="no new run begins after this")
     parser.add_argument("--seed", type=int, default=0)
@@ -581,7 +622,9 @@ def main(arguments: list[str]) -> int:
     }
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps({name: found[name] for name in ("seconds", "kills", "counts", "bad")}, indent=2))
+    print(
+        json.dumps({name: found[name] for name in ("seconds", "kills", "counts", "bad")}, indent=2)
+    )
     enough = trial.kills() >= given.kills and trial.counts["resumed"] > 0
     return 0 if enough and not sum(trial.bad.values()) else 1
 

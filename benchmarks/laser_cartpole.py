@@ -109,11 +109,16 @@ class Worker:
         columns: dict[str, list[torch.Tensor | np.ndarray]] = {name: [] for name in _COLUMNS}
         finals, state = [], net.initial_state(ENVS)
         for t in range(STEPS):
-            params = net.step(torch.from_numpy(seen[-1]), torch.from_numpy(begins[-1]), state).params
+            params = net.step(
+                torch.from_numpy(seen[-1]), torch.from_numpy(begins[-1]), state
+            ).params
             action, log_prob = net.head.act(params, self.generator)
             observation, reward, terminated, truncated, info = self.envs.step(action.numpy())
             ended = terminated | truncated
-            finals += [(info["final_obs"][b], t, b) for b in (truncated & ~terminated).nonzero()[0].tolist()]
+            finals += [
+                (info["final_obs"][b], t, b)
+                for b in (truncated & ~terminated).nonzero()[0].tolist()
+            ]
             self._count(reward, ended)
             row = (action, reward * REWARD_SCALE, terminated, truncated, log_prob, params)
             for name, value in zip(_COLUMNS, row, strict=True):
@@ -121,7 +126,10 @@ class Worker:
             seen.append(observation.copy())
             begins.append(ended)
         self.observation, self.is_init = seen[-1], begins[-1]
-        batch = {name: torch.stack([torch.as_tensor(v) for v in values]) for name, values in columns.items()}
+        batch = {
+            name: torch.stack([torch.as_tensor(v) for v in values])
+            for name, values in columns.items()
+        }
         batch["reward"] = batch["reward"].float()
         batch |= {
             "observation": torch.from_numpy(np.stack(seen)),
@@ -129,7 +137,9 @@ class Worker:
         }
         batch["policy_version"] = torch.full((STEPS, ENVS), version)
         if finals:
-            batch["final_observation"] = torch.from_numpy(np.stack([final for final, _, _ in finals]))
+            batch["final_observation"] = torch.from_numpy(
+                np.stack([final for final, _, _ in finals])
+            )
             batch["final_index"] = torch.tensor([[t, b] for _, t, b in finals])
         return TensorDict(batch)
 
@@ -168,7 +178,9 @@ class Learner:
         if laser:
             if replay is None:
                 replay = UnrollReplay(run.replay.capacity_steps, seed=run.seed)
-            self.mix = ReplayMix(replay, run.replay.ratio, agent=agent, min_steps=run.replay.min_steps)
+            self.mix = ReplayMix(
+                replay, run.replay.ratio, agent=agent, min_steps=run.replay.min_steps
+            )
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=run.lr, eps=1e-5)
         self.acting = deepcopy(self.net)
         self.updates = 0
@@ -255,7 +267,9 @@ def _cell(steps: float | None, max_steps: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--algorithms", nargs="+", choices=["impala", "laser"], default=["impala", "laser"])
+    parser.add_argument(
+        "--algorithms", nargs="+", choices=["impala", "laser"], default=["impala", "laser"]
+    )
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--lag", type=int, default=3)
     parser.add_argument("--max-steps", type=int, default=400_000)
@@ -290,7 +304,12 @@ def main() -> None:
     written = table(rows, options.max_steps)
     print(written)
     if options.out:
-        record = {"lag": options.lag, "max_steps": options.max_steps, "replay": asdict(replay), "runs": rows}
+        record = {
+            "lag": options.lag,
+            "max_steps": options.max_steps,
+            "replay": asdict(replay),
+            "runs": rows,
+        }
         options.out.write_text(json.dumps(record, indent=2) + "\n")
     if options.table:
         options.table.write_text(written)

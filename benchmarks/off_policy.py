@@ -134,7 +134,16 @@ def sbx(algorithm: str, env: str) -> Words:
 
 
 def _sb3_peer(python: Path, algorithm: str, env: str) -> list[str]:
-    return [str(python), str(PEERS / "sb3_peer.py"), "--algorithm", algorithm, "--env", env, "--seed", SEED]
+    return [
+        str(python),
+        str(PEERS / "sb3_peer.py"),
+        "--algorithm",
+        algorithm,
+        "--env",
+        env,
+        "--seed",
+        SEED,
+    ]
 
 
 def rlox(*more: str) -> Words:
@@ -186,10 +195,14 @@ def rates_of(algorithm: str, env: str) -> Table:
         del contenders["rlsync-bfloat16"]
     if algorithm == "sac":
         contenders |= {"torchrl": torchrl(env), "rlsync-crossq": paced("crossq", env, "lag-1")}
-    return Table(f"{algorithm} on {env}, updates a second", contenders, rates, partial(table, peer=PEER))
+    return Table(
+        f"{algorithm} on {env}, updates a second", contenders, rates, partial(table, peer=PEER)
+    )
 
 
-def runs_of(title: str, contenders: Mapping[str, Words], peer: str = PEER, pick: Pick = least) -> Table:
+def runs_of(
+    title: str, contenders: Mapping[str, Words], peer: str = PEER, pick: Pick = least
+) -> Table:
     write = partial(whole_table, peer=peer, pick=pick)
     return Table(title, contenders, whole, write, most_s=3_600.0)
 
@@ -230,7 +243,9 @@ TABLES: dict[str, Table] = {
             "rlsync": rlsync(*SAC_RETURN),
             "rlsync-cold": rlsync(*SAC_RETURN, cold=True),
             "rlsync-eager": rlsync(*SAC_RETURN, *EAGER),
-            PEER: sb3("sac", "Pendulum-v1", "--frames", "20000", "--target-return", "-200", *FEW_EPISODES),
+            PEER: sb3(
+                "sac", "Pendulum-v1", "--frames", "20000", "--target-return", "-200", *FEW_EPISODES
+            ),
         },
         pick=median,
     ),
@@ -272,8 +287,12 @@ TABLES: dict[str, Table] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join(TABLES))
-    parser.add_argument("--prefill", type=int, default=1_000, help="frames, where updates are counted")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a run whose updates are counted")
+    parser.add_argument(
+        "--prefill", type=int, default=1_000, help="frames, where updates are counted"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of a run whose updates are counted"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the contenders")
     parser.add_argument("--peer-venv", type=Path, default=STABLE_BASELINES.folder)
@@ -289,7 +308,9 @@ def main() -> int:
         made = TABLES[name]
         only = [name for name in made.contenders if given.only is None or name in given.only]
         own = {"only": only, "out": given.out / f"{name}.json", "table": given.out / f"{name}.md"}
-        options = argparse.Namespace(**{**vars(given), **own, "seconds": made.most_s or given.seconds})
+        options = argparse.Namespace(
+            **{**vars(given), **own, "seconds": made.most_s or given.seconds}
+        )
         print(made.title, flush=True)
         status |= compare(options, made.contenders, PACKAGES, made.measure, made.write)
         written.append(f"{made.title}\n\n{own['table'].read_text()}")

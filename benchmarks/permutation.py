@@ -18,7 +18,9 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     numbers, size = [*one, *other], len(one)
     total, rest = sum(numbers), len(other)
     least = abs(fmean(one) - fmean(other)) * (1 - 1e-9)  # sums are rounded
-    differences = [abs(part / size - (total - part) / rest) for part in map(sum, combinations(numbers, size))]
+    differences = [
+        abs(part / size - (total - part) / rest) for part in map(sum, combinations(numbers, size))
+    ]
     return sum(difference >= least for difference in differences) / len(differences)
 
 

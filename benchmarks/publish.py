@@ -58,7 +58,8 @@ from torchrl.weight_update import (
 from rlsync import BoardScheme, Every, SyncWeights
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
-    "board": partial(BoardScheme, prove=False),  # its networks output nothing that depends on all weights
+    # its networks output nothing that depends on all weights
+    "board": partial(BoardScheme, prove=False),
     "SharedMem": SharedMemWeightSyncScheme,
     "MultiProcess": MultiProcessWeightSyncScheme,
 }
@@ -149,7 +150,10 @@ def measure_arrival(policy: nn.Module, trials: int) -> dict[str, float]:
         consumer.join()
     finally:
         collector.shutdown()
-    arrived, rollout = statistics.median(arrivals) * 1e6, statistics.quantiles(rollouts[5:], n=20)[-1] * 1e6
+    arrived, rollout = (
+        statistics.median(arrivals) * 1e6,
+        statistics.quantiles(rollouts[5:], n=20)[-1] * 1e6,
+    )
     return {
         "arrival_busy_us": arrived,
         "rollout_p95_us": rollout,
@@ -165,7 +169,9 @@ def measure(model: str) -> dict[str, object]:
     for name in SCHEMES:
         row[name] = measure_hold(name, policy, max(10, trials if name == "board" else trials // 4))
     row["calls"] = measure_calls(policy, trials)
-    row |= {f"adopt_{mode}_us": 1e6 * seconds for mode, seconds in adoption_s(policy, trials).items()}
+    row |= {
+        f"adopt_{mode}_us": 1e6 * seconds for mode, seconds in adoption_s(policy, trials).items()
+    }
     row |= measure_arrival(policy, 15)
     board = row["board"]["hold_us"]
     row["SharedMem_per_board"] = row["SharedMem"]["hold_us"] / board

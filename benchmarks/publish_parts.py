@@ -52,7 +52,11 @@ class BulkPolicy(TensorDictModuleBase):
 
 
 def make_workers(
-    kind: type[BaseCollector], policy: nn.Module, scheme: WeightSyncScheme, frames: int, workers: int = 2
+    kind: type[BaseCollector],
+    policy: nn.Module,
+    scheme: WeightSyncScheme,
+    frames: int,
+    workers: int = 2,
 ) -> BaseCollector:
     """Worker processes that act with ``policy`` on CartPole, one thread each."""
     return kind(
@@ -113,6 +117,8 @@ def adoption_s(policy: BulkPolicy, trials: int) -> dict[str, float]:
     return found
 
 
-def _apply(target: Target, mode: str, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
+def _apply(
+    target: Target, mode: str, version: int, layout: Layout, views: Sequence[Tensor]
+) -> bool:
     (target.alias if mode == "alias" else target.copy)(views)
     return mode == "alias"

@@ -156,7 +156,9 @@ def publishing(collector: Collector) -> Iterator[Counter[str]]:
         while not stop.wait(PUBLISH_EVERY_S):
             collector.publish()
             counts["publishes"] += 1
-            counts["kept_peak"] = max(counts["kept_peak"], len(collector.transport.thread.sender.kept))
+            counts["kept_peak"] = max(
+                counts["kept_peak"], len(collector.transport.thread.sender.kept)
+            )
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -243,7 +245,9 @@ def plan(seconds: float, seed: int) -> list[Strike]:
             for_s = chance.uniform(0, longest)
             if how == "stop" and chance.random() < LONG_STOPS:
                 for_s = LONG_STOP_S
-            found.append(Strike(round(at_s, 3), how, whom, round(chance.random(), 3), round(for_s, 3)))
+            found.append(
+                Strike(round(at_s, 3), how, whom, round(chance.random(), 3), round(for_s, 3))
+            )
             at_s += chance.expovariate(1 / every_s)
     return sorted(found, key=lambda strike: strike.at_s)
 
@@ -281,7 +285,9 @@ class Storm:
         nodes = self._cluster.list_all_nodes()[1:]
         for node in [node for node in nodes if _raylet(node).poll() is not None]:
             self._cluster.remove_node(node, allow_graceful=False)
-        if len(self._cluster.list_all_nodes()) < NODES and (ended or time.monotonic() >= self._comes_back):
+        if len(self._cluster.list_all_nodes()) < NODES and (
+            ended or time.monotonic() >= self._comes_back
+        ):
             add_node(self._cluster, STORE_MB)
             self.counts["nodes added"] += 1
         return ended and len(self._cluster.list_all_nodes()) == NODES
@@ -334,7 +340,9 @@ class Storm:
 
     def _actors(self, kind: str) -> list[int]:
         title = {"agent": "ray::NodeAgent", "mailbox": "ray::MailboxActor"}[kind]
-        return sorted(pid for pid, command in self._ours.processes().items() if command.startswith(title))
+        return sorted(
+            pid for pid, command in self._ours.processes().items() if command.startswith(title)
+        )
 
     def _workers(self) -> list[int]:
         found = self._ours.processes()
@@ -421,7 +429,9 @@ def storm(seconds: float, seed: int) -> dict[str, Any]:
             faults.join()
         if faults.failure is not None:
             raise faults.failure
-        settled = training.until(lambda c: faults.over() and len(c.nodes) == NODES, ARRIVES_WITHIN_S)
+        settled = training.until(
+            lambda c: faults.over() and len(c.nodes) == NODES, ARRIVES_WITHIN_S
+        )
         goal = 0 if training._collector is None else training._collector.policy_version
         settled &= training.until(
             lambda c: len(c.nodes) == NODES and min(training.census.newest_of(c).values()) > goal,
@@ -453,19 +463,27 @@ def storm(seconds: float, seed: int) -> dict[str, Any]:
         },
         "left": left,
         "endings": training.endings,
-        "host": {"cores": os.cpu_count(), "python": platform.python_version(), "ray": ray.__version__},
+        "host": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "ray": ray.__version__,
+        },
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["canary", "storm"])
-    parser.add_argument("--steps", type=int, default=1_000_000, help="of environments, for each row")
+    parser.add_argument(
+        "--steps", type=int, default=1_000_000, help="of environments, for each row"
+    )
     parser.add_argument("--destinations", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--adopt", nargs="+", default=["alias", "copy"], choices=["alias", "copy"])
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plan", action="store_true", help="print what a storm would do, and run nothing")
+    parser.add_argument(
+        "--plan", action="store_true", help="print what a storm would do, and run nothing"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -138,7 +138,9 @@ def make_env(name: str) -> EnvBase:
 
 
 @contextmanager
-def recipes_collector(way: str, recipe: str, address: str) -> Iterator[tuple[BaseCollector, torch.nn.Module]]:
+def recipes_collector(
+    way: str, recipe: str, address: str
+) -> Iterator[tuple[BaseCollector, torch.nn.Module]]:
     """The collector of a recipe's policy on two nodes, and the policy that the learner has."""
     env, kind, lag, frames = COMPARED[recipe]
     entry = recipe_named(recipe)
@@ -209,7 +211,9 @@ def _newest(collector: BaseCollector) -> int:
     return int(collector.policy_version)  # type: ignore[attr-defined]
 
 
-def _after_kill(collector: BaseCollector, batches: Iterator[Any], policy: torch.nn.Module, pid: int) -> str:
+def _after_kill(
+    collector: BaseCollector, batches: Iterator[Any], policy: torch.nn.Module, pid: int
+) -> str:
     os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
     try:
@@ -218,7 +222,11 @@ def _after_kill(collector: BaseCollector, batches: Iterator[Any], policy: torch.
                 next(batches)
             collector.update_policy_weights_(policy)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the run would end with
-        return f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {first_line(error)}"[:160]
+        return (
+            f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {first_line(error)}"[
+                :160
+            ]
+        )
     return "goes on"
 
 
@@ -238,7 +246,11 @@ def deadline(seconds: float) -> Iterator[None]:
 
 def _a_worker(ours: Leftovers) -> int:
     """The worker process that has worked most."""
-    times = {pid: _ticks(pid) for pid, command in ours.processes().items() if "multiprocessing" in command}
+    times = {
+        pid: _ticks(pid)
+        for pid, command in ours.processes().items()
+        if "multiprocessing" in command
+    }
     return max(times, key=times.__getitem__)
 
 
@@ -274,7 +286,9 @@ def main() -> int:
         with cluster_of(PAIR, STORE_MB) as cluster:
             for _ in range(given.rounds):
                 for recipe, way in product(given.recipes, ("nodes", "RayCollector")):
-                    found.append(compare(way, recipe, given.seconds, cluster.address, ours) | {"bad": {}})
+                    found.append(
+                        compare(way, recipe, given.seconds, cluster.address, ours) | {"bad": {}}
+                    )
                     print(json.dumps(found[-1]), flush=True)
     else:
         with cluster_of(NODES, STORE_MB):

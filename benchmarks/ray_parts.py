@@ -43,7 +43,12 @@ def cluster_of(nodes: int, store_mb: int) -> Iterator[Cluster]:
     (folder / "ray").mkdir()
     os.environ["RAY_TMPDIR"] = str(folder)  # also for the file that names the newest cluster
     options = {"num_cpus": 2, "object_store_memory": store_mb * 2**20}
-    head = {**options, "include_dashboard": False, "_system_config": HASTY, "temp_dir": str(folder / "ray")}
+    head = {
+        **options,
+        "include_dashboard": False,
+        "_system_config": HASTY,
+        "temp_dir": str(folder / "ray"),
+    }
     cluster = in_time(lambda: Cluster(initialize_head=True, head_node_args=head))
     try:
         for _ in range(nodes - 1):
@@ -145,7 +150,9 @@ def _inodes_in_use() -> set[int]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):
-                found |= {int(line.split()[4]) for line in (process / "maps").read_text().splitlines()}
+                found |= {
+                    int(line.split()[4]) for line in (process / "maps").read_text().splitlines()
+                }
             with suppress(OSError):
                 found |= {descriptor.stat().st_ino for descriptor in (process / "fd").iterdir()}
     return found

@@ -98,7 +98,9 @@ def measure(name: str, policy: BulkPolicy, trials: int, frames: int) -> dict[str
                 holds.append(timed(hook.publish))
                 if isinstance(scheme, RayBoardScheme):
                     transport = scheme.publisher.transport
-                    arrivals.append(timed(partial(transport.await_arrival, ARRIVES_WITHIN_S, range(ACTORS))))
+                    arrivals.append(
+                        timed(partial(transport.await_arrival, ARRIVES_WITHIN_S, range(ACTORS)))
+                    )
     finally:
         collector.shutdown()
     hold_s, copy_s = statistics.median(holds[WARM_UP:]), statistics.median(copies[WARM_UP:])
@@ -163,7 +165,9 @@ def measure_nodes(count: int, policy: BulkPolicy, trials: int, store_mb: int) ->
             transport.lay_out(layout)
             transport.publish(tensors, stamp=Stamp(1, 1))
             places = [node["NodeID"] for node in ray.nodes()]
-            workers = [start_worker(transport.handle, n, node_id) for n, node_id in enumerate(places)]
+            workers = [
+                start_worker(transport.handle, n, node_id) for n, node_id in enumerate(places)
+            ]
             ray.get([worker.joined.remote() for worker in workers])
             for version in range(2, 2 + WARM_UP + trials):
                 before = _bytes_elsewhere(here)
@@ -208,7 +212,12 @@ def compare_schemes(given: argparse.Namespace) -> dict[str, Any]:
                 policy = BulkPolicy(*MODELS[model])
                 row = measure(name, policy, given.trials, given.frames)
                 found.setdefault(model, {})[name] = row
-                print(model, name, " ".join(f"{key}={value:.3f}" for key, value in row.items()), flush=True)
+                print(
+                    model,
+                    name,
+                    " ".join(f"{key}={value:.3f}" for key, value in row.items()),
+                    flush=True,
+                )
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
@@ -222,7 +231,12 @@ def compare_nodes(given: argparse.Namespace) -> dict[str, Any]:
         for count in given.nodes:
             row = measure_nodes(count, BulkPolicy(*MODELS[model]), given.trials, given.store_mb)
             found.setdefault(model, {})[str(count)] = row
-            print(model, count, " ".join(f"{key}={value:.3f}" for key, value in row.items()), flush=True)
+            print(
+                model,
+                count,
+                " ".join(f"{key}={value:.3f}" for key, value in row.items()),
+                flush=True,
+            )
     return found
 
 
@@ -230,7 +244,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="?", choices=["schemes", "nodes"], default="schemes")
     parser.add_argument("--nodes", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["mlp", "resnet", "100mb"])
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MODELS), default=["mlp", "resnet", "100mb"]
+    )
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--frames", type=int, default=500, help="of each rollout")

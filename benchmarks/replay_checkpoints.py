@@ -36,7 +36,10 @@ def rows_like_halfcheetah(count: int) -> TensorDict:
     """``[count]`` rows of what a SAC run stores."""
 
     def ends() -> dict[str, torch.Tensor]:
-        return {name: torch.zeros(count, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
+        return {
+            name: torch.zeros(count, 1, dtype=torch.bool)
+            for name in ("done", "terminated", "truncated")
+        }
 
     version = torch.zeros(count, dtype=torch.int64)
     return TensorDict(
@@ -108,7 +111,11 @@ def measure(capacity: int, new: int, times: int, folder: Path) -> Numbers:
             for name, leaf in fresh.storage.get(slice(0, capacity)).items(True, True)
         )
     medians = {name: statistics.median(values) for name, values in told.items()}
-    return {"rows": capacity, "new": new, **{name: round(value, 2) for name, value in medians.items()}}
+    return {
+        "rows": capacity,
+        "new": new,
+        **{name: round(value, 2) for name, value in medians.items()},
+    }
 
 
 def table(results: list[Numbers]) -> str:

@@ -77,7 +77,9 @@ def notes(folder: Path) -> dict[str, float]:
         "us a publish": per_call(lambda: writer.publish(7, 9), 20_000),
     }
     writer.flush()
-    took["bytes a rollout and its publish"] = ((folder / "s").stat().st_size - before) / (6 * 20_000)
+    took["bytes a rollout and its publish"] = ((folder / "s").stat().st_size - before) / (
+        6 * 20_000
+    )
     took["us a digest"] = per_call(
         lambda: writer.digests(7, {name: digest([leaf]) for name, leaf in leaves.items()}), 200
     )
@@ -109,14 +111,22 @@ def runs(folder: Path, pairs: int, frames: int, lags: list[int]) -> dict[str, fl
         again.mkdir()
         life, _ = lives_to_repeat(folder / f"with-{pair}", lambda _, config=recorded: config)[1]
         trainer = RECIPE.build(config_of_rerun(recorded, life, again), again=life)
-        took["again"].append(timed(trainer, lambda trainer, life=life: check(Rerun(life).run(trainer))))
-    middle = {name: [statistics.median(each) for each in zip(*of, strict=True)] for name, of in took.items()}
+        took["again"].append(
+            timed(trainer, lambda trainer, life=life: check(Rerun(life).run(trainer)))
+        )
+    middle = {
+        name: [statistics.median(each) for each in zip(*of, strict=True)]
+        for name, of in took.items()
+    }
     return {
         "processor time, with / without": middle["with"][0] / middle["without"][0],
         "frames a second, with / without": middle["without"][1] / middle["with"][1],
         "frames a second, rerun / run": middle["with"][1] / middle["again"][1],
         "frames a second, free run": frames / middle["with"][1],
-    } | {f"frames a second, {name} / free": middle["with"][1] / middle[name][1] for name, _, _ in lagged}
+    } | {
+        f"frames a second, {name} / free": middle["with"][1] / middle[name][1]
+        for name, _, _ in lagged
+    }
 
 
 def check(found: Comparison) -> None:

@@ -20,7 +20,11 @@ from pathlib import Path
 import torch
 from servers import Canary, StillEnv
 from torchrl.collectors import MultiAsyncCollector
-from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
+from torchrl.weight_update import (
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
 
 from rlsync import BoardScheme
 
@@ -36,7 +40,8 @@ BATCH = 128
 def observe(name: str, enough: int) -> dict[str, object]:
     """Collect so many frames, and count."""
     learner, publishes, frames, torn = Canary(), 0, 0, 0
-    apart: Counter[int] = Counter()  # of frames that are not torn: stamp minus number of the weights
+    # of frames that are not torn: stamp minus number of the weights
+    apart: Counter[int] = Counter()
     collector = MultiAsyncCollector(
         [StillEnv] * 2,
         Canary(),  # not the learner's: TorchRL's workers would act with the memory that it writes

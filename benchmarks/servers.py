@@ -37,7 +37,11 @@ from torch import nn
 from torchrl.collectors import AsyncBatchedCollector
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
-from torchrl.modules.inference_server import InferenceServer, InferenceServerConfig, ProcessSlotTransport
+from torchrl.modules.inference_server import (
+    InferenceServer,
+    InferenceServerConfig,
+    ProcessSlotTransport,
+)
 
 from rlsync import BoardScheme
 
@@ -65,7 +69,9 @@ class StillEnv(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         done = torch.zeros(*self.batch_size, 1, dtype=torch.bool)
-        return self._observe().update({"reward": done.float(), "done": done, "terminated": done.clone()})
+        return self._observe().update(
+            {"reward": done.float(), "done": done, "terminated": done.clone()}
+        )
 
     def _set_seed(self, seed: int | None) -> None:
         pass
@@ -269,13 +275,17 @@ def _uncertain(found: list[float]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["canary", "cost"])
-    parser.add_argument("--servers", nargs="+", default=["process", "thread"], choices=["process", "thread"])
+    parser.add_argument(
+        "--servers", nargs="+", default=["process", "thread"], choices=["process", "thread"]
+    )
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--adopt", default="alias", choices=["alias", "copy"])
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--turn-seconds", type=float, default=3.0)
     parser.add_argument("--rate", type=float, default=10.0, help="publishes a second")
-    parser.add_argument("--width", type=int, default=512, help="of the MLP; 4 * width * width bytes")
+    parser.add_argument(
+        "--width", type=int, default=512, help="of the MLP; 4 * width * width bytes"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -72,7 +72,9 @@ def sharded(model: str, world: int) -> nn.ParameterList:
     leaves, rows, columns = MODELS[model]
     mesh = init_device_mesh("cpu", (world,))
     whole = torch.ones(rows, columns)
-    return nn.ParameterList(nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])) for _ in range(leaves))
+    return nn.ParameterList(
+        nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])) for _ in range(leaves)
+    )
 
 
 def ways(net: nn.ParameterList, rank: int, size: int) -> dict[str, Callable[[], object]]:
@@ -95,7 +97,9 @@ def ways(net: nn.ParameterList, rank: int, size: int) -> dict[str, Callable[[], 
         if gathered is not None:
             gathered.publish(whole)
 
-    source, target = (torch.ones(size), torch.zeros(size)) if rank == 0 else (torch.ones(1), torch.ones(1))
+    source, target = (
+        (torch.ones(size), torch.zeros(size)) if rank == 0 else (torch.ones(1), torch.ones(1))
+    )
     return found | {"full_tensor": full, "copy": lambda: target.copy_(source)}
 
 
@@ -121,7 +125,11 @@ def run(rank: int, world: int, model: str, trials: int, store: str, out: str) ->
             taking_part[way]()
         extra[way] = peak.most
     if rank == 0:
-        row: dict[str, Any] = {"model": model, "ranks": world, "payload_bytes": 4 * leaves * rows * columns}
+        row: dict[str, Any] = {
+            "model": model,
+            "ranks": world,
+            "payload_bytes": 4 * leaves * rows * columns,
+        }
         for way in WAYS:
             row[f"{way}_s"], row[f"{way}_extra_bytes"] = statistics.median(seconds[way]), extra[way]
         Path(out).write_text(json.dumps(row))
@@ -139,7 +147,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows = []
-    print("| model | ranks | MB | in place, ms | sent, ms | full_tensor, ms | copy, ms | extra MB |")
+    print(
+        "| model | ranks | MB | in place, ms | sent, ms | full_tensor, ms | copy, ms | extra MB |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for model in given.models:
         for world in given.ranks:
@@ -151,7 +161,10 @@ def main() -> None:
             rows.append(row)
             times = " | ".join(f"{row[f'{way}_s'] * 1e3:.2f}" for way in WAYS)
             extra = " / ".join(f"{row[f'{way}_extra_bytes'] / 1e6:.1f}" for way in WAYS[:3])
-            print(f"| {model} | {world} | {row['payload_bytes'] / 1e6:.1f} | {times} | {extra} |", flush=True)
+            print(
+                f"| {model} | {world} | {row['payload_bytes'] / 1e6:.1f} | {times} | {extra} |",
+                flush=True,
+            )
     if given.out is not None:
         given.out.write_text(json.dumps(rows, indent=2))
 

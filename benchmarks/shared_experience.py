@@ -58,7 +58,9 @@ def train(population: Population) -> list[int | None]:
         rules.append(Reached())
         workers.append(Worker(run.seed, rules[-1]))
         learners.append(Learner(run, common, agent) if population.shared else Learner(run))
-    while workers[0].env_steps < population.max_steps and any(rule.env_steps is None for rule in rules):
+    while workers[0].env_steps < population.max_steps and any(
+        rule.env_steps is None for rule in rules
+    ):
         for worker, learner in zip(workers, learners, strict=True):
             learner.update(worker.unroll(*learner.weights()))
     return [rule.env_steps for rule in rules]
@@ -104,7 +106,12 @@ def main() -> None:
     written = table(options.lrs, found, options.max_steps)
     print(written)
     if options.out:
-        record = {"lrs": options.lrs, "seeds": options.seeds, "max_steps": options.max_steps, "steps": found}
+        record = {
+            "lrs": options.lrs,
+            "seeds": options.seeds,
+            "max_steps": options.max_steps,
+            "steps": found,
+        }
         options.out.write_text(json.dumps(record, indent=2) + "\n")
     if options.table:
         options.table.write_text(written)

@@ -46,7 +46,9 @@ def measured(transitions: bool, by_hook: bool) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)]
-    player = EpsilonGreedyPlayer(nn.Sequential(*layers), DiscreteActions(2), (4,), record_values=False)
+    player = EpsilonGreedyPlayer(
+        nn.Sequential(*layers), DiscreteActions(2), (4,), record_values=False
+    )
     envs = GymnasiumEnvs("CartPole-v1")
     collector = UnrollCollector(
         player, envs, steps=STEPS, envs_per_worker=1, num_workers=1, transitions=transitions

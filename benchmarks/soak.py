@@ -162,7 +162,9 @@ class Crowd:
 
     def start(self, number: int) -> None:
         mode = "alias" if number % 2 else "copy"
-        process = self.context.Process(target=work, args=(self._handle, number, mode, self.counters))
+        process = self.context.Process(
+            target=work, args=(self._handle, number, mode, self.counters)
+        )
         process.start()
         self._living[number] = process
         del self._comes_back[number]
@@ -175,7 +177,9 @@ class Crowd:
             process.join()
             process.close()
             self._goes_on.pop(number[0], None)
-            self._comes_back[number[0]] = time.monotonic() + self._chance.uniform(0, LONGEST_ABSENCE_S)
+            self._comes_back[number[0]] = time.monotonic() + self._chance.uniform(
+                0, LONGEST_ABSENCE_S
+            )
             self.counts["kills"] += 1
 
     def stop(self) -> None:
@@ -363,7 +367,11 @@ def soak(workers: int, seconds: float, seed: int) -> dict[str, object]:
         "bad": bad,
         "leaked": sorted(leaked.elements()),
         "figures": figures,
-        "host": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__},
+        "host": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
     }
 
 

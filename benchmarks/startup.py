@@ -38,7 +38,10 @@ COMMANDS = {
     "import torch": ["-c", "import torch"],
     "import rlsync": ["-c", "import rlsync"],
     "import rlsync.transport (the board)": ["-c", "import rlsync.transport.board.writer"],
-    "import rlsync.sync (publisher, adopter)": ["-c", "import rlsync.sync.publisher, rlsync.sync.adopter"],
+    "import rlsync.sync (publisher, adopter)": [
+        "-c",
+        "import rlsync.sync.publisher, rlsync.sync.adopter",
+    ],
     "from rlsync import *": ["-c", "from rlsync import *"],
     "import torchrl.collectors": ["-c", "import torchrl.collectors"],
     "rlsync --help": ["-m", "rlsync", "--help"],
@@ -68,10 +71,15 @@ def cpu_s(words: list[str]) -> float:
 
 def measure_commands(runs: int, names: Collection[str] = tuple(COMMANDS)) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as run, open_board(Path(run)) if _STATUS in names else nullcontext():
+    with (
+        tempfile.TemporaryDirectory() as run,
+        open_board(Path(run)) if _STATUS in names else nullcontext(),
+    ):
         for _ in range(runs):
             for name in names:
-                found[name].append(cpu_s([run if word == "RUN" else word for word in COMMANDS[name]]))
+                found[name].append(
+                    cpu_s([run if word == "RUN" else word for word in COMMANDS[name]])
+                )
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
@@ -105,7 +113,8 @@ def make_policy() -> Any:
 
     net = TensorDictModule(MLP(4, 2, num_cells=[64, 64]), ["observation"], ["values"])
     return TensorDictSequential(
-        net, TensorDictModule(partial(torch.argmax, dim=-1), in_keys=["values"], out_keys=["action"])
+        net,
+        TensorDictModule(partial(torch.argmax, dim=-1), in_keys=["values"], out_keys=["action"]),
     )
 
 
@@ -206,7 +215,9 @@ def print_commands(found: dict[str, float]) -> None:
 
 def print_workers(found: dict[str, dict[str, float]]) -> None:
     floor = found["no collector"]["cpu_s"]
-    print("| workers started by | first collector | second | processor seconds of both | private memory |")
+    print(
+        "| workers started by | first collector | second | processor seconds of both | private memory |"
+    )
     print("|---|---|---|---|---|")
     for case in CASES[1:]:
         row = found[case]
@@ -221,8 +232,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5, help="times that each case is run")
-    parser.add_argument("--only", nargs="*", choices=["commands", "workers"], default=["commands", "workers"])
-    parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS), metavar="NAME")
+    parser.add_argument(
+        "--only", nargs="*", choices=["commands", "workers"], default=["commands", "workers"]
+    )
+    parser.add_argument(
+        "--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS), metavar="NAME"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()

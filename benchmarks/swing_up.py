@@ -15,7 +15,8 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.spaces import Box
 
-UPRIGHT, STILL = 0.95, 1.0  #: a pole stands above this cosine of its angle, turning slower than so many rad/s
+#: a pole stands above this cosine of its angle, turning slower than so many rad/s
+UPRIGHT, STILL = 0.95, 1.0
 
 
 class SparseSwingUp(CartPoleEnv):

@@ -43,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give process collectors a board, in the run that asks for it."""
     from rlsync import Forkserver
 
-    server = Forkserver(preload=["test_collectors"])  # of the checkout: workers find their parts in it
+    # of the checkout: workers find their parts in it
+    server = Forkserver(preload=["test_collectors"])
     server.__enter__()
     config.add_cleanup(lambda: server.__exit__(None, None, None))
     run = os.environ.get(SCHEMES, STOCK)
@@ -87,12 +88,37 @@ def outcomes(checkout: Path, schemes: str, part: str, options: list[str]) -> dic
         here = str(Path(__file__).resolve().parent)
         tests = str(checkout / "test")
         folders = [here, str(Path(here).parent), tests, os.environ.get("PYTHONPATH", "")]
-        path = os.pathsep.join(filter(None, folders))  # an empty one would be the checkout, with its TorchRL
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "torchrl_tests", "-p", "no:cacheprovider"]
-        command += ["-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *options]
+        # an empty one would be the checkout, with its TorchRL
+        path = os.pathsep.join(filter(None, folders))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "torchrl_tests",
+            "-p",
+            "no:cacheprovider",
+        ]
+        command += [
+            "-p",
+            "no:xdist",
+            f"--timeout={TEST_TIMEOUT_S}",
+            f"--junitxml={report}",
+            *options,
+        ]
         # The installed TorchRL is tested, not the checkout's: Ray's workers import from pytest's folder.
-        environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", SCHEMES: schemes, PART: part}
-        command += ["-c", str(checkout / "pytest.ini"), str(checkout / "test" / "test_collectors.py")]
+        environment = os.environ | {
+            "PYTHONPATH": path,
+            "PYTHONSAFEPATH": "1",
+            SCHEMES: schemes,
+            PART: part,
+        }
+        command += [
+            "-c",
+            str(checkout / "pytest.ini"),
+            str(checkout / "test" / "test_collectors.py"),
+        ]
         subprocess.run(command, cwd=folder, env=environment, check=False)
         cases = ElementTree.parse(report).iter("testcase")
         return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
@@ -107,9 +133,13 @@ def _outcome(case: ElementTree.Element) -> str:
 
 def main() -> int:
     """Run the tests in each way, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("checkout", type=Path, help="a checkout of github.com/pytorch/rl")
-    parser.add_argument("--part", default="1/1", help="which part of the tests: 2/10 is the second of ten")
+    parser.add_argument(
+        "--part", default="1/1", help="which part of the tests: 2/10 is the second of ten"
+    )
     parser.add_argument("options", nargs="*", help="of pytest")
     chosen = parser.parse_args()
     checkout = chosen.checkout.resolve()

@@ -45,7 +45,13 @@ FEATURES, ACTIONS, WARM_UP = 17, 6, 20
 def learner(recipe: str, hidden: int, rows: int, device: torch.device) -> Drawn:
     """The recipe's loss, optimizers and targets, and a batch for them, of sizes that are given."""
     given = Drawn(recipe, 0, torch.float32, str(device), copies_every=500)
-    given.features, given.actions, given.rows, given.low, given.high = FEATURES, ACTIONS, rows, -1.0, 1.0
+    given.features, given.actions, given.rows, given.low, given.high = (
+        FEATURES,
+        ACTIONS,
+        rows,
+        -1.0,
+        1.0,
+    )
     given.weighed = given.steps = False
     given.keys = {"hidden": [hidden, hidden]}
     return given
@@ -107,7 +113,11 @@ class Steps:
     def medians_ms(self) -> dict[str, float]:
         counted = self.pairs[len(self.pairs) // 4 :]
         step, update = (1e3 * statistics.median(each) for each in zip(*counted, strict=True))
-        return {"step": step, "update": update, "ratio": statistics.median(a / b for a, b in counted)}
+        return {
+            "step": step,
+            "update": update,
+            "ratio": statistics.median(a / b for a, b in counted),
+        }
 
 
 def in_a_run(name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -131,7 +141,9 @@ def in_runs(options: argparse.Namespace) -> None:
     for name in options.runs or RUNS:
         rows.append(in_a_run(name, options.overrides))
         print(json.dumps(rows[-1]), flush=True)
-    Path(options.out).write_text(json.dumps({"torch": torch.__version__, "results": rows}, indent=2))
+    Path(options.out).write_text(
+        json.dumps({"torch": torch.__version__, "results": rows}, indent=2)
+    )
 
 
 def main() -> None:
@@ -144,7 +156,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", default="updates.json")
     parser.add_argument("--runs", nargs="*", metavar="RUN", choices=RUNS, help=", ".join(RUNS))
-    parser.add_argument("--overrides", nargs="*", default=["recipe.compile=off"], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--overrides", nargs="*", default=["recipe.compile=off"], metavar="KEY=VALUE"
+    )
     options = parser.parse_args()
     if options.runs is not None:
         in_runs(options)
@@ -178,12 +192,19 @@ def main() -> None:
                 ready()
                 if number:
                     times[way].append(1e3 * (time.perf_counter() - began) / updates)
-        row = {"recipe": recipe, "ms": {way: statistics.median(taken) for way, taken in times.items()}}
-        row["took"] = {way: stepper.way() for way, (_, stepper) in ways.items() if stepper is not None}
+        row = {
+            "recipe": recipe,
+            "ms": {way: statistics.median(taken) for way, taken in times.items()},
+        }
+        row["took"] = {
+            way: stepper.way() for way, (_, stepper) in ways.items() if stepper is not None
+        }
         rows.append(row)
         print(json.dumps(row), flush=True)
     found = {"torch": torch.__version__, "device": f"{device} ({name})", "hidden": options.hidden}
-    Path(options.out).write_text(json.dumps({**found, "rows": options.rows, "results": rows}, indent=2))
+    Path(options.out).write_text(
+        json.dumps({**found, "rows": options.rows, "results": rows}, indent=2)
+    )
 
 
 if __name__ == "__main__":

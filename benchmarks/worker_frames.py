@@ -100,7 +100,9 @@ def sb3_turn(envs: int) -> Turn:
     from stable_baselines3.common.env_util import make_vec_env
 
     net = {"net_arch": [64, 64]}
-    model = PPO("MlpPolicy", make_vec_env(ENV, envs), n_steps=SB3_STEPS, policy_kwargs=net, device="cpu")
+    model = PPO(
+        "MlpPolicy", make_vec_env(ENV, envs), n_steps=SB3_STEPS, policy_kwargs=net, device="cpu"
+    )
     _, callback = model._setup_learn(10**9)
 
     def turn() -> tuple[int, float]:
@@ -213,7 +215,10 @@ def main() -> None:
             before = started.enter_context(contender(sys.executable, options.before.resolve()))
         rows: dict[str, tuple[Callable[[str, int, int], float], str, int]] = {}
         if options.vector:
-            rows |= {"as workers step them": (ours, "ours", 0), "gymnasium, SyncVectorEnv": (ours, "bare", 0)}
+            rows |= {
+                "as workers step them": (ours, "ours", 0),
+                "gymnasium, SyncVectorEnv": (ours, "bare", 0),
+            }
             rows["gymnasium, CartPoleVectorEnv"] = (ours, "vector", 0)
             if before is not None:
                 rows["as workers stepped them before"] = (before, "ours", 0)

@@ -38,7 +38,9 @@ class Claim:
 def claims() -> list[Claim]:
     """All of the file."""
     rows = yaml.safe_load(CLAIMS.read_text())
-    return [Claim(r["promise"], tuple(r.get("tests", ())), tuple(r.get("scripts", ()))) for r in rows]
+    return [
+        Claim(r["promise"], tuple(r.get("tests", ())), tuple(r.get("scripts", ()))) for r in rows
+    ]
 
 
 class Outcomes:
@@ -54,7 +56,11 @@ class Outcomes:
     def passed(self, test: str) -> int:
         """How many cases of a test have passed; 0 if one did not."""
         beginnings = (test, f"{test}[", f"{test}::", f"{test}/")
-        mine = [ends for node, ends in self._ends.items() if node == test or node.startswith(beginnings[1:])]
+        mine = [
+            ends
+            for node, ends in self._ends.items()
+            if node == test or node.startswith(beginnings[1:])
+        ]
         return len(mine) if all(ends == {"passed"} for ends in mine) else 0
 
 
@@ -66,11 +72,14 @@ def proven(chosen: list[Claim], options: list[str]) -> dict[Claim, int]:
         pytest.main(["-q", "-m", "not gpu", *options, *tests], plugins=[outcomes])
     scripts = dict.fromkeys(script for claim in chosen for script in claim.scripts)
     ended = {
-        s: subprocess.run([sys.executable, *s.split()], cwd=ROOT, check=False).returncode for s in scripts
+        s: subprocess.run([sys.executable, *s.split()], cwd=ROOT, check=False).returncode
+        for s in scripts
     }
     found = {}
     for claim in chosen:
-        counts = [outcomes.passed(test) for test in claim.tests] + [ended[s] == 0 for s in claim.scripts]
+        counts = [outcomes.passed(test) for test in claim.tests] + [
+            ended[s] == 0 for s in claim.scripts
+        ]
         if all(counts):
             found[claim] = sum(counts)
     return found

@@ -44,7 +44,9 @@ def serve_markdown(app: Sphinx, error: Exception | None) -> None:
     if error is None:
         for page in [*sorted(app.env.found_docs), "llms.txt"]:
             source = Path(app.srcdir, page if page.endswith(".txt") else f"{page}.md")
-            Path(app.outdir, source.relative_to(app.srcdir)).write_text(with_keys(source.read_text()))
+            Path(app.outdir, source.relative_to(app.srcdir)).write_text(
+                with_keys(source.read_text())
+            )
 
 
 def write_keys(app: Sphinx, page: str, source: list[str]) -> None:
@@ -52,12 +54,16 @@ def write_keys(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = with_keys(source[0])
 
 
-def own_signature(app: Sphinx, what: str, name: str, shown: object, *_: object) -> tuple[str, None] | None:
+def own_signature(
+    app: Sphinx, what: str, name: str, shown: object, *_: object
+) -> tuple[str, None] | None:
     """Show the arguments of the class's own constructor, without private ones and those of metaclasses."""
     if not isinstance(shown, type) or "__init__" not in vars(shown):
         return None
     found = inspect.signature(shown.__init__)
-    public = [p for p in found.parameters.values() if p.name != "self" and not p.name.startswith("_")]
+    public = [
+        p for p in found.parameters.values() if p.name != "self" and not p.name.startswith("_")
+    ]
     signature = found.replace(parameters=public)
     return stringify_signature(signature, show_annotation=False, show_return_annotation=False), None
 

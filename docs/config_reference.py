@@ -20,7 +20,9 @@ def listed(word: str) -> str:
     """The Markdown list that one block stands for."""
     groups = shipped.groups()
     if not word:
-        return as_markdown([key for key in reference([]) if key.name.partition(".")[0] not in groups])
+        return as_markdown(
+            [key for key in reference([]) if key.name.partition(".")[0] not in groups]
+        )
     if "=" in word:
         return as_markdown(reference([word]))
     parts: list[str] = []
@@ -29,7 +31,9 @@ def listed(word: str) -> str:
         keys = reference([f"{word}={option.name}"])
         told = [key for key in keys if key not in shown]
         but = f"; all other keys are as with `{word}={groups[word][0].name}`" if shown else ""
-        parts.append(f"**{word}={option.name}**: {option.description()}{but}.\n\n{as_markdown(told)}")
+        parts.append(
+            f"**{word}={option.name}**: {option.description()}{but}.\n\n{as_markdown(told)}"
+        )
         shown = shown or keys
     return "\n\n".join(parts)
 
@@ -41,5 +45,11 @@ def as_markdown(keys: list[ConfigKey]) -> str:
 
 def _lines(key: ConfigKey) -> list[str]:
     facts = key.facts().replace("default ", "default `") + "`" if key.facts() else "(a section)"
-    words = [f"`{line.strip()}`" if line.startswith("  ") else line for line in as_paragraphs(key.comment)]
-    return [facts.replace("<", "&lt;"), *(line.replace("<", "&lt;").replace("*", "\\*") for line in words)]
+    words = [
+        f"`{line.strip()}`" if line.startswith("  ") else line
+        for line in as_paragraphs(key.comment)
+    ]
+    return [
+        facts.replace("<", "&lt;"),
+        *(line.replace("<", "&lt;").replace("*", "\\*") for line in words),
+    ]

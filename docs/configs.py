@@ -60,7 +60,12 @@ COMMENTS_BY_HAND: dict[str, set[str]] = {
         "recipe.total_frames",
     },
     "recipe/sac.yaml": {"recipe.pace.ratio", "recipe.target_return"},
-    "recipe/td3.yaml": {"recipe.anneal_lr", "recipe.lr", "recipe.pace.ratio", "recipe.target_return"},
+    "recipe/td3.yaml": {
+        "recipe.anneal_lr",
+        "recipe.lr",
+        "recipe.pace.ratio",
+        "recipe.target_return",
+    },
     "sync/dreamer_v1.yaml": {"map"},
     "sync/dreamer_v3.yaml": {"map"},
     "sync/value_greedy.yaml": {"when.every", "when.unit"},
@@ -125,7 +130,9 @@ def settings_of(section: Any, prefix: str) -> Iterator[tuple[str, Setting]]:
     for spec in fields(section):
         if spec.name == KEY:  # where a recipe of a user's lies
             continue
-        comments = (comments_of(cls).get(spec.name) for cls in type(section).__mro__ if is_dataclass(cls))
+        comments = (
+            comments_of(cls).get(spec.name) for cls in type(section).__mro__ if is_dataclass(cls)
+        )
         comment = next((text for text in comments if text), "")
         value = getattr(section, spec.name)
         yield prefix + spec.name, Setting(comment, value, is_dataclass(value))
@@ -143,7 +150,9 @@ def known_in(file: Path) -> dict[str, Setting]:
             else:
                 made = settings.Config() if name == "config" else PARTS[name]()
             known = dict(settings_of(made, "" if package in ("", "_here_") else f"{package}."))
-            in_groups = tuple(f"{group.name}." for group in config_dir().iterdir() if group.is_dir())
+            in_groups = tuple(
+                f"{group.name}." for group in config_dir().iterdir() if group.is_dir()
+            )
             if name == "config":  # the sections of groups stand in files of their own
                 known = {key: s for key, s in known.items() if not f"{key}.".startswith(in_groups)}
             return known
@@ -176,7 +185,9 @@ def written(file: Path) -> str:
         if key in known:
             seen.add(key)
             if key not in COMMENTS_BY_HAND.get(name, ()) and not _shares(lines, comment_from):
-                lines[comment_from:] = _comment(lines[comment_from:], known[key].comment, match["indent"])
+                lines[comment_from:] = _comment(
+                    lines[comment_from:], known[key].comment, match["indent"]
+                )
             if key not in VALUES_BY_HAND.get(name, ()) and not known[key].is_section:
                 line = _with_value(match, plain(known[key].value))
         elif _is_foreign(key, known):
@@ -184,7 +195,9 @@ def written(file: Path) -> str:
         lines.append(line)
         comment_from = len(lines)
     if missing := known.keys() - seen:
-        raise NotInStep(f"{name} lacks {', '.join(sorted(missing))}: write 'key: null' where it belongs")
+        raise NotInStep(
+            f"{name} lacks {', '.join(sorted(missing))}: write 'key: null' where it belongs"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -248,7 +261,9 @@ def _with_value(match: re.Match[str], value: Any) -> str:
         yaml.safe_load(line)[match["key"]]
     ):
         return line
-    text = yaml.safe_dump(value, default_flow_style=True, width=_WIDTH).removesuffix("...\n").strip()
+    text = (
+        yaml.safe_dump(value, default_flow_style=True, width=_WIDTH).removesuffix("...\n").strip()
+    )
     return f"{match['indent']}{match['key']}: {text}"
 
 

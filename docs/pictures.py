@@ -78,7 +78,12 @@ def draw_plot(picture: Path) -> None:
     """The picture that ``rlsync plot`` draws of a short run of the actor-learner."""
     with TemporaryDirectory() as folder:
         run = f"{folder}/run"
-        train = ["recipe=impala", "recipe.total_frames=100000", "recipe.target_return=null", f"run_dir={run}"]
+        train = [
+            "recipe=impala",
+            "recipe.total_frames=100000",
+            "recipe.target_return=null",
+            f"run_dir={run}",
+        ]
         subprocess.run([sys.executable, "-m", "rlsync", "train", *train], check=True)
         plot.main([run, "--out", str(picture)])
 
@@ -137,7 +142,11 @@ OFF_POLICY = {
         Contender("td3", "rlsync", "td3"),
         Contender("SB3 TD3", SB3, "td3"),
     ),
-    "HalfCheetah-v5": (*MUJOCO, Contender("td3", "rlsync", "td3"), Contender("SB3 TD3", SB3, "td3")),
+    "HalfCheetah-v5": (
+        *MUJOCO,
+        Contender("td3", "rlsync", "td3"),
+        Contender("SB3 TD3", SB3, "td3"),
+    ),
     "Hopper-v5": MUJOCO,
 }
 SHEEPRL = Contender("sheeprl", "sheeprl", "dreamer_v3", "lr=0.001 for all parts")
@@ -173,9 +182,12 @@ def draw_returns(picture: Path, results: str, panels: Panels) -> None:
                     seeds.setdefault(row["seed"], []).append(point)
             lines = [np.array(sorted(points)).T for points in seeds.values()]
             ends = [x[-1] for x, _ in lines]
-            alike = min(ends) > 0.8 * max(ends)  # runs that end at a goal have no mean at later frames
+            # runs that end at a goal have no mean at later frames
+            alike = min(ends) > 0.8 * max(ends)
             for x, y in lines:
-                axes.plot(x, y, color=colour, linewidth=0.7 if alike else 1.0, alpha=0.4 if alike else 0.7)
+                axes.plot(
+                    x, y, color=colour, linewidth=0.7 if alike else 1.0, alpha=0.4 if alike else 0.7
+                )
             if alike:
                 common = np.linspace(max(x[0] for x, _ in lines), min(ends), 50)
                 mean = np.mean([np.interp(common, x, y) for x, y in lines], axis=0)
@@ -198,7 +210,9 @@ def draw_steps(picture: Path, results: str, group: str, goal: str) -> None:
         axes.plot(counts, [line] * len(counts), "o", color=colour, alpha=0.6)
         axes.plot(np.median(counts), line, "|", color=colour, markersize=24, markeredgewidth=3)
     axes.set_yticks(range(len(steps)), list(steps))
-    axes.set(xlabel=f"environment steps until {goal}", ylim=(len(steps) - 0.5, -0.5), xlim=(0, None))
+    axes.set(
+        xlabel=f"environment steps until {goal}", ylim=(len(steps) - 0.5, -0.5), xlim=(0, None)
+    )
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.savefig(picture, dpi=DPI)
 

@@ -84,7 +84,9 @@ def rows_of(file: str, **which: str) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(opened) if row.items() >= which.items()]
 
 
-def runs(file: str, library: str, recipe: str, env: str, options: str) -> list[list[tuple[int, float]]]:
+def runs(
+    file: str, library: str, recipe: str, env: str, options: str
+) -> list[list[tuple[int, float]]]:
     """Of each seed its evaluations: frames and return."""
     return curves(file, "return_mean", library=library, recipe=recipe, env=env, options=options)
 
@@ -148,7 +150,13 @@ def rows() -> list[Row]:
     impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
     here = "python benchmarks/laser_cartpole.py"
     return [
-        Row("ppo", cartpole, "off_policy.md", f"{until} 475", steps("ppo_cartpole.csv", num_envs="8")),
+        Row(
+            "ppo",
+            cartpole,
+            "off_policy.md",
+            f"{until} 475",
+            steps("ppo_cartpole.csv", num_envs="8"),
+        ),
         Row(
             "dqn",
             cartpole,

@@ -66,7 +66,9 @@ def make_trainer(batches: int) -> Trainer:
         progress_bar=False,
     )
     trainer.norm = make_norm()  # the source of "env.transform[0]"
-    trainer.register_op("batch_process", GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network))
+    trainer.register_op(
+        "batch_process", GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)
+    )
     return trainer
 
 
@@ -87,7 +89,9 @@ def main(batches: int = 10) -> list[tuple[int, float]]:
         mean, deviation = statistics[version]
         off = batch["next", "normalised"] - (batch["next", "observation"] - mean) / deviation
         acted.append((version, float(off.abs().max())))
-        print(f"version {version} acted, normalised with mean {mean.tolist()}, error {acted[-1][1]}")
+        print(
+            f"version {version} acted, normalised with mean {mean.tolist()}, error {acted[-1][1]}"
+        )
         seen = torch.cat([seen, batch["observation"].flatten(0, 1)])
         trainer.norm.load_state_dict({"loc": seen.mean(0), "scale": seen.std(0)}, strict=False)
 

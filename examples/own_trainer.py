@@ -60,7 +60,9 @@ def main(batches: int = 10) -> list[tuple[int, int]]:
         optimizer=torch.optim.Adam(loss.parameters(), lr=1e-3),
         progress_bar=False,
     )
-    trainer.register_op("batch_process", GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network))
+    trainer.register_op(
+        "batch_process", GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)
+    )
     acted: list[tuple[int, int]] = []
 
     def watch(batch):
@@ -69,12 +71,16 @@ def main(batches: int = 10) -> list[tuple[int, int]]:
 
     trainer.register_op("pre_steps_log", watch)
 
-    sync = SyncWeights({"policy": "loss_module.actor_network"}, when=Every(2, "batches"), trainer=trainer)
+    sync = SyncWeights(
+        {"policy": "loss_module.actor_network"}, when=Every(2, "batches"), trainer=trainer
+    )
     trainer.register_op("post_steps", sync)
     print(sync.plan)
     trainer.train()
     for receipt in sync.receipts:
-        print(f"version {receipt.version} after batch {receipt.batches}: {receipt.duration_s * 1e6:.0f} us")
+        print(
+            f"version {receipt.version} after batch {receipt.batches}: {receipt.duration_s * 1e6:.0f} us"
+        )
     print("versions that acted, batch by batch:", acted)
     return acted
 

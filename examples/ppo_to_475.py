@@ -109,7 +109,9 @@ def make_collector(loss: ClipPPOLoss) -> MultiSyncCollector:
 def make_trainer(loss: ClipPPOLoss, frames: int, seed: int, log_dir: Path | None) -> PPOTrainer:
     optimizer = torch.optim.Adam(loss.parameters(), lr=2e-3, eps=1e-5)
     batches = max(1, frames // FRAMES_PER_BATCH)
-    lower = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda batch: max(1 - batch / batches, 0.05))
+    lower = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda batch: max(1 - batch / batches, 0.05)
+    )
     logger = None if log_dir is None else CSVLogger(exp_name=f"seed_{seed}", log_dir=str(log_dir))
     return PPOTrainer(
         collector=make_collector(loss),
@@ -143,8 +145,10 @@ def make_trainer(loss: ClipPPOLoss, frames: int, seed: int, log_dir: Path | None
 
 def add_rlsync(trainer: PPOTrainer) -> tuple[SyncWeights, VerifySync]:
     """Publish after each batch, and hold the workers and the frames to what was published."""
-    sync = SyncWeights(SYNC_MAP, when=Every(1, "batches"), trainer=trainer)  # the map is checked here
-    trainer.register_op("post_steps", sync)  # in place of the UpdateWeights that PPOTrainer installed
+    # the map is checked here
+    sync = SyncWeights(SYNC_MAP, when=Every(1, "batches"), trainer=trainer)
+    # in place of the UpdateWeights that PPOTrainer installed
+    trainer.register_op("post_steps", sync)
 
     # Ask the workers for digests of the weights that they act with, and compare what their policies compute.
     verify = VerifySync(sync, when=Every(5, "batches"))
@@ -168,7 +172,8 @@ class Progress:
 
     def __call__(self, batch: TensorDictBase) -> None:
         self.acted.append(batch["policy_version"].unique().tolist())
-        steps = batch["next"].transpose(0, 1)  # [steps, environments]: in the order in which episodes ended
+        # [steps, environments]: in the order in which episodes ended
+        steps = batch["next"].transpose(0, 1)
         self._newest.extend(steps["episode_return"][steps["done"]].tolist())
         mean = sum(self._newest) / max(1, len(self._newest))
         versions = " ".join(map(str, self.acted[-1]))
@@ -196,7 +201,9 @@ def greedy_return(loss: ClipPPOLoss, seed: int) -> float:
     return float(returns[range(EPISODES), first_end].mean())
 
 
-def main(frames: int = 150_000, seed: int = 0, log_dir: Path | None = None) -> tuple[list[list[int]], float]:
+def main(
+    frames: int = 150_000, seed: int = 0, log_dir: Path | None = None
+) -> tuple[list[list[int]], float]:
     """Train, and return for each batch the versions that acted, and the greedy return at the end."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)

@@ -107,7 +107,9 @@ def make_trainer(batches: int) -> Trainer:
         seed=0,
         progress_bar=False,
     )
-    trainer.register_op("batch_process", GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network))
+    trainer.register_op(
+        "batch_process", GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network)
+    )
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(FRAMES), sampler=SamplerWithoutReplacement(), batch_size=MINIBATCH
     )
@@ -118,7 +120,8 @@ def make_trainer(batches: int) -> Trainer:
 def fingerprint(module: nn.Module) -> float:
     """A number that differs between any two steps of training."""
     return sum(
-        float((p.double() * torch.arange(1, p.numel() + 1).view_as(p)).sum()) for p in module.parameters()
+        float((p.double() * torch.arange(1, p.numel() + 1).view_as(p)).sum())
+        for p in module.parameters()
     )
 
 
@@ -129,7 +132,9 @@ def train(name: str, batches: int) -> Record:
     if name == OURS:
         SyncWeights(SYNC_MAP).register(trainer)
     else:
-        UpdateWeights(trainer.collector, 1, weight_update_map=SYNC_MAP, trainer=trainer).register(trainer)
+        UpdateWeights(trainer.collector, 1, weight_update_map=SYNC_MAP, trainer=trainer).register(
+            trainer
+        )
 
     def watch(batch: TensorDictBase) -> None:
         ended = batch["next", "reward_sum"][batch["next", "done"]]

@@ -32,7 +32,9 @@ def make_env() -> TransformedEnv:
 
 def make_loss() -> ClipPPOLoss:
     actor = ProbabilisticActor(
-        TensorDictModule(MLP(4, 2, num_cells=[64, 64]), in_keys=["observation"], out_keys=["logits"]),
+        TensorDictModule(
+            MLP(4, 2, num_cells=[64, 64]), in_keys=["observation"], out_keys=["logits"]
+        ),
         in_keys=["logits"],
         distribution_class=OneHotCategorical,
         return_log_prob=True,
@@ -57,7 +59,9 @@ def make_trainer(batches: int) -> PPOTrainer:
         loss_module=loss,
         optimizer=torch.optim.Adam(loss.parameters(), lr=1e-3),
         replay_buffer=TensorDictReplayBuffer(
-            storage=LazyTensorStorage(FRAMES), sampler=SamplerWithoutReplacement(), batch_size=MINIBATCH
+            storage=LazyTensorStorage(FRAMES),
+            sampler=SamplerWithoutReplacement(),
+            batch_size=MINIBATCH,
         ),
         optim_steps_per_batch=FRAMES // MINIBATCH,
         num_epochs=EPOCHS,

@@ -7,7 +7,10 @@
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights as SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights as UpdateWeights
 from rlsync.sync.sharded.send_shards import SendShards as SendShards
-from rlsync.torchrl_plugin.hooks.logs import LogPolicyLag as LogPolicyLag, LogReceipts as LogReceipts
+from rlsync.torchrl_plugin.hooks.logs import (
+    LogPolicyLag as LogPolicyLag,
+    LogReceipts as LogReceipts,
+)
 from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness as BoundStaleness
 from rlsync.torchrl_plugin.hooks.verify import VerifySync as VerifySync
 from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers as WatchWorkers

@@ -41,13 +41,20 @@ REPORT_EVERY_S = 0.5
 EPISODES, ROW_EVERY_STEPS = 20, 40_000
 
 
-def make_env(name: str, cfg: object, env_config: object, render_mode: str | None = None) -> gymnasium.Env:
+def make_env(
+    name: str, cfg: object, env_config: object, render_mode: str | None = None
+) -> gymnasium.Env:
     """Make the stock Atari environment of the examples. Called in every process that needs one."""
     if "PongNoFrameskip-v4" not in gymnasium.registry:
         gymnasium.register(
             "PongNoFrameskip-v4",
             entry_point="ale_py.env:AtariEnv",
-            kwargs={"game": "pong", "obs_type": "rgb", "frameskip": 1, "repeat_action_probability": 0.0},
+            kwargs={
+                "game": "pong",
+                "obs_type": "rgb",
+                "frameskip": 1,
+                "repeat_action_probability": 0.0,
+            },
         )
     return make_atari_env(name, cfg, env_config, render_mode)
 
@@ -67,7 +74,8 @@ class Report(AlgoObserver):
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
         now = time.monotonic()
         self._ends_s = self._ends_s or now + self._seconds
-        if now >= self._ends_s:  # 2.1.1 does not count these seconds: --train_for_seconds alone never ends
+        # 2.1.1 does not count these seconds: --train_for_seconds alone never ends
+        if now >= self._ends_s:
             runner.total_train_seconds = runner.cfg.train_for_seconds + 1
         if now < self._next_s or 0 not in runner.env_steps:
             return
@@ -131,7 +139,9 @@ def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:
             "use_rnn": bool(options.lstm),
             "rnn_type": "lstm",
             "rnn_size": options.lstm or 1,
-            "encoder_conv_architecture": {"shallow": "convnet_atari", "deep": "resnet_impala"}[options.torso],
+            "encoder_conv_architecture": {"shallow": "convnet_atari", "deep": "resnet_impala"}[
+                options.torso
+            ],
             "encoder_conv_mlp_layers": {"shallow": 512, "deep": 256}[options.torso],
             "nonlinearity": "relu",
             "obs_scale": 255.0,

@@ -10,7 +10,13 @@ from torchrl.trainers import Trainer
 
 from rlsync.runs.life.training import prepare_process
 from rlsync.runs.recipes.hooks.steering import KeepPace
-from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
+from rlsync.runs.recipes.settings import (
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    LoggerConfig,
+    RecipeConfig,
+)
 from rlsync.runs.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
@@ -47,7 +53,9 @@ def run(
             )
         )
         (pace,) = (m for m in registered_modules(trainer) if isinstance(m, KeepPace))
-        trainer.register_op("post_steps", Report(trainer, seconds, lambda: {"updates": pace.updates}))
+        trainer.register_op(
+            "post_steps", Report(trainer, seconds, lambda: {"updates": pace.updates})
+        )
         try:
             trainer.train()
         finally:

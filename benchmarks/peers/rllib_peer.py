@@ -32,7 +32,9 @@ SHALLOW = [[32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"]]
 def make_env(_: dict[str, Any]) -> gymnasium.Env:
     """One environment. Called in every process that needs one."""
     gymnasium.register_envs(ale_py)
-    env = gymnasium.make("ALE/Pong-v5", frameskip=1, full_action_space=False, repeat_action_probability=0.0)
+    env = gymnasium.make(
+        "ALE/Pong-v5", frameskip=1, full_action_space=False, repeat_action_probability=0.0
+    )
     return wrap_atari_for_new_api_stack(env, dim=84, frameskip=4, framestack=4)
 
 
@@ -80,7 +82,8 @@ def main() -> None:
     parser.add_argument("--lstm", type=int, choices=[0], default=0)
     parser.add_argument("--aggregators", type=int, default=0)
     options = parser.parse_args()
-    actors = options.workers + options.aggregators + 2  # and the learner, and what keeps the weights
+    # and the learner, and what keeps the weights
+    actors = options.workers + options.aggregators + 2
     ray.init(
         address="local",
         num_cpus=actors,
@@ -93,7 +96,11 @@ def main() -> None:
     ends_s = time.monotonic() + options.seconds
     while time.monotonic() < ends_s:
         result = algorithm.train()
-        trained = result.get("learners", {}).get("__all_modules__", {}).get("num_env_steps_trained_lifetime")
+        trained = (
+            result.get("learners", {})
+            .get("__all_modules__", {})
+            .get("num_env_steps_trained_lifetime")
+        )
         if trained is not None:
             print("@", json.dumps({"steps": int(trained)}), flush=True)
     algorithm.stop()

@@ -44,7 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="CartPole-v1")
     add_sizes(parser)
-    parser.add_argument("--workers", type=int, default=1, help="processes; 0: the learner's own acts")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes; 0: the learner's own acts"
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     run(

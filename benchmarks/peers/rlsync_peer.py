@@ -51,7 +51,9 @@ class Report:
         more: what a report says besides the steps.
     """
 
-    def __init__(self, trainer: Trainer, seconds: float, more: Callable[[], dict[str, float]] = dict) -> None:
+    def __init__(
+        self, trainer: Trainer, seconds: float, more: Callable[[], dict[str, float]] = dict
+    ) -> None:
         self._trainer = trainer
         self._seconds = seconds
         self._more = more
@@ -62,7 +64,11 @@ class Report:
         self._ends_s = self._ends_s or now + self._seconds
         if now >= self._next_s:
             self._next_s = now + REPORT_EVERY_S
-            print("@", json.dumps({"steps": self._trainer.collected_frames} | self._more()), flush=True)
+            print(
+                "@",
+                json.dumps({"steps": self._trainer.collected_frames} | self._more()),
+                flush=True,
+            )
         if now >= self._ends_s:
             self._trainer.request_stop("the time is over")
 
@@ -116,7 +122,9 @@ def main() -> None:
     parser.add_argument("--lstm", type=int, default=0)
     parser.add_argument("--torso-threads", type=int, default=1)
     parser.add_argument("--lag", type=int, help="collector.lag; by default the run is free")
-    parser.add_argument("--cluster", action="store_true", help="workers on a Ray node of this machine")
+    parser.add_argument(
+        "--cluster", action="store_true", help="workers on a Ray node of this machine"
+    )
     options = parser.parse_args()
     prepare_process()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:  # Ray may still write

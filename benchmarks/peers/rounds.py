@@ -43,7 +43,10 @@ def run(
     for number in range(rounds):
         for name, command in commands.items():
             log = out.with_suffix(f".{name}.{number}.log")
-            print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {name}, log {log}", flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {name}, log {log}",
+                flush=True,
+            )
             try:
                 with log.open("w") as file:
                     words = [word.replace(SEED, str(number)) for word in command]
@@ -82,7 +85,9 @@ def compare(
         "host": machine,
         "seconds": options.seconds,
         "commands": commands,
-        "versions": {name: versions(_python_of(command), packages) for name, command in commands.items()},
+        "versions": {
+            name: versions(_python_of(command), packages) for name, command in commands.items()
+        },
         "rounds": {name: [asdict(one) for one in runs] for name, runs in measured.items()},
     }
     options.out.write_text(json.dumps(found, indent=2) + "\n")

@@ -186,7 +186,9 @@ class Report(BaseCallback):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithm", choices=["sac", "td3", "dqn", "ppo"], default="sac")
-    parser.add_argument("--package", choices=["stable_baselines3", "sbx"], default="stable_baselines3")
+    parser.add_argument(
+        "--package", choices=["stable_baselines3", "sbx"], default="stable_baselines3"
+    )
     parser.add_argument("--env", default="Pendulum-v1")
     parser.add_argument("--prefill", type=int, default=1_000)
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -65,7 +65,11 @@ def env_of(env_id: str) -> dict[str, Any]:
 
 def config_of(options: argparse.Namespace) -> Any:
     """sheeprl's config: its smallest model, with these sizes. Nothing is logged, saved or filmed."""
-    optimizers = {"world_model": options.model_lr, "actor": options.actor_lr, "critic": options.critic_lr}
+    optimizers = {
+        "world_model": options.model_lr,
+        "actor": options.actor_lr,
+        "critic": options.critic_lr,
+    }
     changes = {
         "algo.total_steps": options.frames,
         "algo.learning_starts": options.prefill,
@@ -98,8 +102,12 @@ def config_of(options: argparse.Namespace) -> Any:
         "num_threads": 1,
     } | {f"algo.{part}.optimizer.lr": lr for part, lr in optimizers.items()}
     chosen = ["exp=dreamer_v3", "algo=dreamer_v3_XS", "env=gym"]
-    with hydra.initialize_config_dir(str(Path(sheeprl.configs.__path__[0]).resolve()), version_base="1.3"):
-        config = hydra.compose("config", [*chosen, *(f"{key}={value}" for key, value in changes.items())])
+    with hydra.initialize_config_dir(
+        str(Path(sheeprl.configs.__path__[0]).resolve()), version_base="1.3"
+    ):
+        config = hydra.compose(
+            "config", [*chosen, *(f"{key}={value}" for key, value in changes.items())]
+        )
     config = dotdict(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     config.env.wrapper = dotdict(env_of(options.env))
     return config
@@ -159,7 +167,8 @@ class Watched:
     def _evaluate(self, frames: int) -> None:
         began_s = time.monotonic()
         player = self._player
-        kept = player.actions, player.recurrent_state, player.stochastic_state  # of the training's episode
+        # of the training's episode
+        kept = player.actions, player.recurrent_state, player.stochastic_state
         with torch.inference_mode(), torch.random.fork_rng():
             returns = [self._play() for _ in range(self._options.episodes)]
         player.actions, player.recurrent_state, player.stochastic_state = kept
@@ -187,7 +196,9 @@ class Watched:
             (action,) = player.get_actions(seen, greedy=True)
             chosen = action if player.actor.is_continuous else action.argmax(-1)
             shape = self._env.action_space.shape
-            observation, reward, terminated, truncated, _ = self._env.step(chosen.numpy().reshape(shape))
+            observation, reward, terminated, truncated, _ = self._env.step(
+                chosen.numpy().reshape(shape)
+            )
             total += float(reward)
             over = terminated or truncated
         return total

@@ -94,7 +94,9 @@ class Learner:
             return_log_prob=True,
         )
         critic = ValueOperator(Flat(seen, net.value), in_keys=["observation"])
-        self.advantage = VTrace(gamma=0.99, actor_network=self.actor, value_network=critic, shifted=shifted)
+        self.advantage = VTrace(
+            gamma=0.99, actor_network=self.actor, value_network=critic, shifted=shifted
+        )
         self.loss = A2CLoss(self.actor, critic, entropy_coeff=0.01, critic_coeff=0.5)
         self.optimizer = torch.optim.RMSprop(self.loss.parameters(), lr=6e-4, eps=0.01)
         self.steps = self.versions = 0

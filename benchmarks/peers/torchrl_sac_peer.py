@@ -39,7 +39,9 @@ def main() -> None:
     env, settings = EnvConfig(options.env), SACConfig()
     loss = sac.make_loss(settings, BOX.probe(env))
     buffer = TensorDictReplayBuffer(
-        storage=LazyMemmapStorage(settings.buffer_frames), batch_size=settings.batch_size, shared=True
+        storage=LazyMemmapStorage(settings.buffer_frames),
+        batch_size=settings.batch_size,
+        shared=True,
     )
     collector = MultiAsyncCollector(
         [partial(GymEnv, env.id)],
@@ -72,7 +74,9 @@ def main() -> None:
         async_collection=True,
     )
     trainer.register_op("post_optim", count)
-    trainer.register_op("post_steps", Report(trainer, options.seconds, lambda: {"updates": updates}))
+    trainer.register_op(
+        "post_steps", Report(trainer, options.seconds, lambda: {"updates": updates})
+    )
     trainer.train()
 
 

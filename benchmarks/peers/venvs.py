@@ -61,7 +61,13 @@ SBX = PeerVenv("sbx", (*STABLE_BASELINES.pins, "sbx-rl==0.28.0"))
 RLOX = PeerVenv("rlox", ("torch==2.13.0", "rlox==1.2.0", "gymnasium>=1.1"))
 RLLIB = PeerVenv(
     "rllib",
-    ("torch==2.13.0", "ray[rllib]==2.60.0", "gymnasium==1.2.2", "ale-py==0.12.1", "opencv-python-headless"),
+    (
+        "torch==2.13.0",
+        "ray[rllib]==2.60.0",
+        "gymnasium==1.2.2",
+        "ale-py==0.12.1",
+        "opencv-python-headless",
+    ),
 )
 #: It needs an older opencv, which needs numpy 1. Its lightning-utilities imports pkg_resources, which later
 #: setuptools lack.

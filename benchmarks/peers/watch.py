@@ -94,7 +94,8 @@ def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
                 with suppress(json.JSONDecodeError):  # two processes wrote into the same line
                     samples.append(_sample(process.pid, json.loads(line.removeprefix(MARK))))
         status = process.wait()
-        samples.append(replace(samples[-1], at_s=time.monotonic(), said={}))  # its processor time is gone
+        # its processor time is gone
+        samples.append(replace(samples[-1], at_s=time.monotonic(), said={}))
     finally:
         too_late.cancel()
         _end(process.pid)
@@ -121,7 +122,10 @@ def figures(samples: Sequence[Sample]) -> Figures:
     means = [sample.said["lag_mean"] for sample in steady[1:] if "lag_mean" in sample.said]
     worst = [sample.said["lag_max"] for sample in steady[1:] if "lag_max" in sample.said]
     in_the_end = {
-        key: value for sample in samples if "steps" not in sample.said for key, value in sample.said.items()
+        key: value
+        for sample in samples
+        if "steps" not in sample.said
+        for key, value in sample.said.items()
     }
     return Figures(
         steps_per_s=steps / window_s,

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from peers.rounds import beside, markdown, median, shown
 from peers.watch import Sample
 
-Pick = Callable[[Iterable[float | None]], float | None]  #: the figure that stands for those of all rounds
+#: the figure that stands for those of all rounds
+Pick = Callable[[Iterable[float | None]], float | None]
 
 
 @dataclass(frozen=True, slots=True)

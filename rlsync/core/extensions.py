@@ -48,7 +48,9 @@ def imported(point: EntryPoint, what: str, cure: str = "") -> Any:
         ours = f"install what is missing; python -c 'import {point.module}' shows the line"
         if isinstance(error, AttributeError):
             ours = f"name what {point.module} has, in the entry point"
-        raise ConfigError(f"a {what} cannot be imported: {first_line(error)}", where, cure or ours) from error
+        raise ConfigError(
+            f"a {what} cannot be imported: {first_line(error)}", where, cure or ours
+        ) from error
     except Exception as error:  # the code of the module may raise anything
         told = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"
         cure = f"correct the module; python -c 'import {point.module}' shows the line"

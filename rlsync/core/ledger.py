@@ -25,7 +25,8 @@ BLOCK = 1000  #: numbers that are reserved with one write of a file
 class Stamp(NamedTuple):
     """Names one set of published weights; a newer one is greater, (2, 11) after a resume than (1, 15)."""
 
-    generation: int  #: which life of the learner published it, from 1; 0 before anything was published
+    #: which life of the learner published it, from 1; 0 before anything was published
+    generation: int
     version: int  #: from 1; 0 before anything was published
 
 
@@ -37,8 +38,10 @@ class Publication:
     """What the ledger knows of one version."""
 
     stamp: Stamp
-    optim_steps: int | None  #: optimizer steps done when it was published; ``None`` when nobody counted them
-    time_s: float | None  #: when, in seconds since the epoch; ``None`` for versions of an earlier life
+    #: optimizer steps done when it was published; ``None`` when nobody counted them
+    optim_steps: int | None
+    #: when, in seconds since the epoch; ``None`` for versions of an earlier life
+    time_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,9 @@ class ReservedNumbers:
 
     def _read(self) -> Reserved:
         cure = 'write {"run_id": "any", "up_to": N} there, N being the highest version of the run'
-        return record_in(self._file, Reserved, "the reserved version numbers", cure) or Reserved("", 0)
+        return record_in(self._file, Reserved, "the reserved version numbers", cure) or Reserved(
+            "", 0
+        )
 
     def _write(self, reserved: Reserved) -> None:
         text = json.dumps(asdict(reserved)) + "\n"
@@ -105,7 +110,8 @@ class Ledger:
         self._known: OrderedDict[int, Publication] = OrderedDict()
         self._optim_steps: Callable[[], int] | None = None
         self._numbers: ReservedNumbers | None = None
-        self._lost: list[tuple[int, int]] = []  # after the first of two numbers, until the second one
+        # after the first of two numbers, until the second one
+        self._lost: list[tuple[int, int]] = []
 
     @property
     def version(self) -> int:
@@ -185,7 +191,9 @@ class Ledger:
     def ages(self, versions: Iterable[int]) -> list[int]:
         """How many versions each of these is old. Numbers that a killed life has lost do not count."""
         lost = [(first, last - first) for first, last in self._lost]
-        return [self.version - v - sum(count for first, count in lost if v <= first) for v in versions]
+        return [
+            self.version - v - sum(count for first, count in lost if v <= first) for v in versions
+        ]
 
     def advance_to(self, version: int) -> None:
         """Never give out ``version`` or a lower number again."""
@@ -196,7 +204,11 @@ class Ledger:
 
         The newest stamp, ``(version, optimizer steps)`` of what is remembered, and which numbers were lost.
         """
-        steps = [(v, known.optim_steps) for v, known in self._known.items() if known.optim_steps is not None]
+        steps = [
+            (v, known.optim_steps)
+            for v, known in self._known.items()
+            if known.optim_steps is not None
+        ]
         newest = {"version": self.version, "generation": self.generation}
         return newest | {"published": steps, "lost": list(self._lost)}
 

@@ -22,7 +22,9 @@ def told_of_a_user_without_a_name() -> Iterator[None]:
             raise
         what = f"user id {os.getuid()} has no name, and torch before 2.13 needs one when it is imported"
         where = "getpass.getuser(), which looks at LOGNAME, USER and /etc/passwd"
-        raise ConfigError(what, where, "set USER to any name, as by docker run --env USER=me") from error
+        raise ConfigError(
+            what, where, "set USER to any name, as by docker run --env USER=me"
+        ) from error
 
 
 #: What it raises, before Python 3.13 and from then on.

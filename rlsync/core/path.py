@@ -150,10 +150,14 @@ def _bracket(text: str, at: int) -> tuple[Segment, int]:
 
 def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
     found = repr(text[at]) if at < len(text) else "the end"
-    return PathSyntaxError(f"cannot read the path {text!r}", f"character {at + 1}, at {found}", cure)
+    return PathSyntaxError(
+        f"cannot read the path {text!r}", f"character {at + 1}, at {found}", cure
+    )
 
 
-def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
+def walk(
+    root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = ""
+) -> Any:
     """Follow ``path`` from ``root``; ``error`` tells which segment leads nowhere, and what exists there."""
     here = root
     for depth, segment in enumerate(path.segments):
@@ -255,13 +259,18 @@ def check_choice(what: str, chosen: str, offered: Collection[str], where: str) -
     """Refuse (ConfigError) what is not offered."""
     if chosen not in offered:
         near = did_you_mean(nearest_name(str(chosen), offered))
-        raise ConfigError(f"no {what} {chosen!r}", where, f"{near}choose one of: {', '.join(offered)}")
+        raise ConfigError(
+            f"no {what} {chosen!r}", where, f"{near}choose one of: {', '.join(offered)}"
+        )
 
 
 def check_count(what: str, given: object, least: int, where: str, cure: str) -> None:
     """Refuse (ConfigError) all but a whole number of at least ``least``."""
-    if not isinstance(given, Integral) or isinstance(given, bool) or given < least:  # numpy's are fine
-        raise ConfigError(f"{what} is a whole number of at least {least}, got {short(given)}", where, cure)
+    # numpy's are fine
+    if not isinstance(given, Integral) or isinstance(given, bool) or given < least:
+        raise ConfigError(
+            f"{what} is a whole number of at least {least}, got {short(given)}", where, cure
+        )
 
 
 def check_timeouts(who: str, *, may_be_none: bool = True, **seconds: object) -> None:

@@ -22,7 +22,8 @@ class Verdict(str, Enum):
     ALIASED = "aliased"  #: source and destination are the same memory: nothing moves
     COPIED = "copied"  #: the bytes are copied
     CAST = "cast"  #: the bytes are copied into another dtype, which the map declares
-    SHARDED = "sharded"  #: the leaf is spread over the ranks of the learner, and each rank brings its part
+    #: the leaf is spread over the ranks of the learner, and each rank brings its part
+    SHARDED = "sharded"
     MISSING = "missing"  #: the destination has this leaf, the source does not
     UNEXPECTED = "unexpected"  #: the source has this leaf, the destination does not
     MISMATCH = "mismatch"  #: shapes or dtypes of the two leaves differ
@@ -71,7 +72,9 @@ class Source:
     def __post_init__(self) -> None:
         for name, patterns in (("exclude", self.exclude), ("idle", self.idle)):
             # A text's characters would be the patterns, and "*" is every leaf.
-            if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):
+            if not isinstance(patterns, tuple | list) or not all(
+                isinstance(each, str) for each in patterns
+            ):
                 example = patterns if isinstance(patterns, str) else "*.bias"
                 what = f"{name} takes several patterns"
                 where = f"Source({name}={patterns!r})"
@@ -96,7 +99,8 @@ class Route:
 class Row:
     """The decision for one leaf."""
 
-    destination: str  #: full name of the destination leaf; if it is missing, the name it should have
+    #: full name of the destination leaf; if it is missing, the name it should have
+    destination: str
     source: str  #: full name of the source leaf; if it is missing, the name it should have
     verdict: Verdict  #: what a publish does with the leaf
     kind: str  #: ``"parameter"``, ``"buffer"`` or ``"extra_state"``
@@ -104,10 +108,12 @@ class Row:
     dtype: str  #: dtype of the same leaf, for example ``"float32"``
     payload_bytes: int  #: bytes that one publish moves for this leaf; 0 when aliased
     note: str = ""  #: the reason for the verdict, if it needs one
-    source_device: str = ""  #: the device of the source leaf, like ``"cuda:0"``; empty if it is missing
+    #: the device of the source leaf, like ``"cuda:0"``; empty if it is missing
+    source_device: str = ""
     #: That of the destination leaf; several, with commas, if workers differ; empty if unknown.
     device: str = ""
-    idle: bool = False  #: whether no output of what acts depends on it, and its source does not declare it
+    #: whether no output of what acts depends on it, and its source does not declare it
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +195,13 @@ class SyncPlan:
             raise errors.NothingToSync(what, where, "name a module that has parameters or buffers")
         for route in self.routes:
             of_route = f"{route.destination}."
-            sent = [r for r in self.rows if r.kind == "parameter" and r.destination.startswith(of_route)]
+            sent = [
+                r for r in self.rows if r.kind == "parameter" and r.destination.startswith(of_route)
+            ]
             if sent and all(row.idle for row in sent):
-                raise errors.DoesNotAct(*_idle(sent, f"{route}, {len(sent)} of {len(sent)} parameters"))
+                raise errors.DoesNotAct(
+                    *_idle(sent, f"{route}, {len(sent)} of {len(sent)} parameters")
+                )
         return self
 
     def warnings(self) -> Iterator[errors.RlsyncWarning]:
@@ -217,13 +227,17 @@ class SyncPlan:
         cure = "build both sides from the same constructor, or fix the source path"
         if first.verdict is Verdict.MISSING:
             what = f"{first.destination} has no source leaf {first.source}"
-            alike = [r.source for r in bad if r.verdict is Verdict.UNEXPECTED and r.shape == first.shape]
+            alike = [
+                r.source for r in bad if r.verdict is Verdict.UNEXPECTED and r.shape == first.shape
+            ]
             near = did_you_mean(nearest_name(first.source, alike))
             cure = f"{near}name the source that has it, or exclude the leaf in the route"
         elif first.verdict is Verdict.UNEXPECTED:
             what = f"{first.source} has no destination leaf {first.destination}"
             cure = "name the source that fits, or exclude the leaf in the route"
-        return errors.LayoutMismatch(what, f"sync map ({_tally(bad)} of {len(self.rows)} leaves)", cure)
+        return errors.LayoutMismatch(
+            what, f"sync map ({_tally(bad)} of {len(self.rows)} leaves)", cure
+        )
 
     def to_json(self) -> str:
         """The plan as JSON, in a stable form for programs."""
@@ -236,7 +250,9 @@ class SyncPlan:
 
     def table(self) -> str:
         """The plan as text. Each source is below its destination, and no path is shortened."""
-        lines = [f"{'verdict':<10}  {'bytes':>12}  {'dtype':<10}  {'shape':<16}  {'device':<8}  leaf"]
+        lines = [
+            f"{'verdict':<10}  {'bytes':>12}  {'dtype':<10}  {'shape':<16}  {'device':<8}  leaf"
+        ]
         for row in self.rows:
             shape = "x".join(map(str, row.shape)) or "scalar"
             head = f"{row.verdict!s:<10}  {row.payload_bytes:>12,}  {row.dtype:<10}  {shape:<16}  "
@@ -263,7 +279,9 @@ class SyncPlan:
             at_most = _NAMES_IN_SUMMARY
         if self.unheld:
             why = "(frozen, a copy, or an average)"
-            lines.append(f"unheld     sent, and in no optimizer {why}: {listed(self.unheld, at_most)}")
+            lines.append(
+                f"unheld     sent, and in no optimizer {why}: {listed(self.unheld, at_most)}"
+            )
         if idle := [row.destination for row in self.rows if row.idle]:
             lines.append(f"idle       sent, and does not act: {listed(idle, at_most)}")
         if self.outlives:
@@ -273,7 +291,9 @@ class SyncPlan:
         if self.unsent:
             lines.append(f"unsent     trained, and not sent: {listed(self.unsent, at_most)}")
         if self.unreached:
-            lines.append(f"unreached  in the workers, and in no entry: {listed(self.unreached, at_most)}")
+            lines.append(
+                f"unreached  in the workers, and in no entry: {listed(self.unreached, at_most)}"
+            )
         lines.extend(f"differs    {name} {how}" for name, how in self.differs.items())
         if self.batch_statistics:
             names = listed(self.batch_statistics, at_most)
@@ -294,7 +314,9 @@ def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
     """What, where and cure of leaves that arrive and do not act."""
     by_copy = all(row.note.endswith(BY_COPY) for row in rows)
     if by_copy:
-        cure = "give adopt='copy': the policy computes with the memory that the parameters had before"
+        cure = (
+            "give adopt='copy': the policy computes with the memory that the parameters had before"
+        )
     else:
         cure = (
             "read the weights from the module at each call: keep no twin, packed, traced or quantised copy "
@@ -353,16 +375,19 @@ class Receipt:
         (2, 680, 10)
     """
 
-    version: int  #: the version that this publish made; if it was coalesced, the newest version before it
+    #: the version that this publish made; if it was coalesced, the newest version before it
+    version: int
     reason: str  #: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``
     copied_leaves: int  #: leaves whose bytes were copied, casts and sharded leaves included
     aliased_leaves: int  #: leaves that share memory with their destination
     cast_leaves: int  #: leaves copied into another dtype
     copied_bytes: int  #: bytes copied
     aliased_bytes: int  #: bytes that were not copied, because source and destination share them
-    background_bytes: int  #: how many of ``copied_bytes`` were copied after the publish had returned
+    #: how many of ``copied_bytes`` were copied after the publish had returned
+    background_bytes: int
     duration_s: float  #: seconds for which the publish held the learner
-    coalesced: bool  #: no slot was free, so nothing was written; the next publish carries the weights
+    #: no slot was free, so nothing was written; the next publish carries the weights
+    coalesced: bool
     #: Leaves that no longer shared memory with their destination; they are copied from now on.
     repaired: tuple[str, ...]
     batches: int  #: those of the learner at the publish

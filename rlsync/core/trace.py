@@ -18,7 +18,8 @@ import time
 
 _FILE = os.environ.get("RLSYNC_TRACE", "")
 
-ON = bool(_FILE)  #: whether somebody wants to know; the variable is read once, when rlsync is imported
+#: whether somebody wants to know; the variable is read once, when rlsync is imported
+ON = bool(_FILE)
 
 LEARNER = "learner"
 

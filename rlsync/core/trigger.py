@@ -61,7 +61,9 @@ class Trigger:
 def _checked(other: object) -> Trigger:
     if not isinstance(other, Trigger):
         cure = "combine triggers with triggers: Every(10, 'seconds') | StepsAhead(50)"
-        raise ConfigError(f"cannot combine a trigger with {type(other).__name__}", repr(other), cure)
+        raise ConfigError(
+            f"cannot combine a trigger with {type(other).__name__}", repr(other), cure
+        )
     return other
 
 

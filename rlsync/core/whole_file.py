@@ -23,7 +23,15 @@ T = TypeVar("T")
 
 #: What a file system answers that cannot do what is asked of it, for any file.
 CANNOT = frozenset(
-    (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EXDEV, errno.EPERM, errno.EACCES)
+    (
+        errno.EINVAL,
+        errno.ENOSYS,
+        errno.EOPNOTSUPP,
+        errno.ENOTSUP,
+        errno.EXDEV,
+        errno.EPERM,
+        errno.EACCES,
+    )
 )
 
 _PIECE = 2**20
@@ -40,7 +48,9 @@ CURES = {
     errno.ENFILE: "end other programs: all programs of this machine together have too many files open",
     errno.EAGAIN: "allow more processes and threads (ulimit -u), or give fewer workers",
     errno.EMLINK: "name another disk, run_dir=FOLDER: a file there has as many names as it can",
-    **dict.fromkeys((errno.EROFS, errno.EACCES), "name a folder that you may write to, with run_dir=FOLDER"),
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES), "name a folder that you may write to, with run_dir=FOLDER"
+    ),
     **dict.fromkeys(
         (errno.ENOSYS, errno.EXDEV),
         "that file system cannot do this: name a folder on another one, with run_dir=FOLDER",
@@ -118,7 +128,9 @@ def require_writable(folder: Path, where: str, cure: str) -> None:
             pass
     except OSError as error:
         if folder.exists():
-            raise ConfigError(f"cannot write into {folder}: {error.strerror}", where, cure) from error
+            raise ConfigError(
+                f"cannot write into {folder}: {error.strerror}", where, cure
+            ) from error
         raise ConfigError(f"there is no folder {folder}", where, cure) from error
 
 
@@ -165,7 +177,9 @@ def require_checkpoints(folder: Path, where: str) -> list[str]:
             os.close(descriptor)
     except OSError as error:
         cure = cure_of(error, folder) or "name a folder on another disk, with run_dir=FOLDER"
-        raise ConfigError(f"checkpoints cannot be written there: {error.strerror}", where, cure) from error
+        raise ConfigError(
+            f"checkpoints cannot be written there: {error.strerror}", where, cure
+        ) from error
     return lacks
 
 
@@ -175,7 +189,9 @@ def flush(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (*CANNOT, errno.EBADF) or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        if error.errno not in (*CANNOT, errno.EBADF) or not stat.S_ISDIR(
+            os.fstat(descriptor).st_mode
+        ):
             raise
     finally:
         os.close(descriptor)

@@ -82,7 +82,9 @@ class PlannedReader(BoardReader):
         begun = self._counts[self._at]
         planned = self._plan[begun] if begun < len(self._plan) else None
         if planned is not None and planned.life != self._life:
-            raise BoardClosed("the recorded life of this worker ends here", f"worker {self.reader}", "")
+            raise BoardClosed(
+                "the recorded life of this worker ends here", f"worker {self.reader}", ""
+            )
         if planned is None and not self._stays:
             return super().adopt()
         waited_from = time.monotonic_ns()
@@ -110,7 +112,9 @@ class PlannedReader(BoardReader):
 class PlannedBoard(BoardWriter):
     """The learner's end; a publish waits for the plan. For ``stays`` see :class:`PlannedReader`."""
 
-    def __init__(self, plan: Plan, *, stays: bool, timeout_s: float = 0.0, order: Sequence[int] = ()) -> None:
+    def __init__(
+        self, plan: Plan, *, stays: bool, timeout_s: float = 0.0, order: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self._plan = plan
         self._stays = stays
@@ -126,7 +130,9 @@ class PlannedBoard(BoardWriter):
 
     @property
     def handle(self) -> PlannedHandle:  # type: ignore[override]
-        return PlannedHandle(super().handle, self._counted.address, self._plan_mark, self._plan, self._stays)
+        return PlannedHandle(
+            super().handle, self._counted.address, self._plan_mark, self._plan, self._stays
+        )
 
     def order_of_arrival(self, silent_s: float | None) -> Sequence[int]:
         self.timeout_s = silent_s or float("inf")
@@ -143,7 +149,9 @@ class PlannedBoard(BoardWriter):
         deadline = time.monotonic() + self.timeout_s
         now = self._counts[_TURN] if self._by_turn else stamp.version - 1
         for pause_s in pauses():
-            late = [w for w in self._plan if (due := self.next(w)) is not None and due.version <= now]
+            late = [
+                w for w in self._plan if (due := self.next(w)) is not None and due.version <= now
+            ]
             if not late or self._counts[_OVER]:
                 break
             if self.look():

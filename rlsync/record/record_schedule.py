@@ -93,7 +93,9 @@ class RecordSchedule(TrainerHookBase):
         way: Callable[[], str | None] | None = None,
     ) -> None:
         where = f"RecordSchedule(every={every!r})"
-        check_count("the number of versions for one digest", every, 1, where, "for example every=100")
+        check_count(
+            "the number of versions for one digest", every, 1, where, "for example every=100"
+        )
         self.sync = sync
         self.file = Path(file).absolute()
         self._every = every
@@ -102,9 +104,11 @@ class RecordSchedule(TrainerHookBase):
         self._way = way
         self._updates = 0
         self._last_way: str | None = None
-        self.digested: tuple[int, Mapping[str, int]] = 0, {}  #: the newest version with digests, and they
+        #: the newest version with digests, and they
+        self.digested: tuple[int, Mapping[str, int]] = 0, {}
         self._writer: ScheduleWriter | None = None
-        self._stamps: dict[int, tuple[object, memoryview]] = {}  # by slot of a ring, where its version stands
+        # by slot of a ring, where its version stands
+        self._stamps: dict[int, tuple[object, memoryview]] = {}
         self.counts: dict[int, int] = {}  #: rollouts of each worker of TorchRL's
 
     def register(self, trainer: Trainer, name: str = "record_schedule") -> None:
@@ -150,11 +154,14 @@ class RecordSchedule(TrainerHookBase):
     def _taken(self, rollout: MadeRollout, dropped: bool) -> None:
         known = self._stamps.get(rollout.slot)
         if known is None or known[0] is not rollout.views:
-            stamps = memoryview(cast("Any", rollout.views[STAMP].numpy()))  # read without a call of torch
+            # read without a call of torch
+            stamps = memoryview(cast("Any", rollout.views[STAMP].numpy()))
             known = self._stamps[rollout.slot] = rollout.views, stamps
         if self._writer is not None:
             version = known[1][0, 0]
-            self._writer.rollout(rollout.writer, rollout.life, rollout.number, version, dropped=dropped)
+            self._writer.rollout(
+                rollout.writer, rollout.life, rollout.number, version, dropped=dropped
+            )
 
     def _arrived(self, worker: int, frames: TensorDictBase) -> None:
         number = self.counts.get(worker, 0)
@@ -164,7 +171,9 @@ class RecordSchedule(TrainerHookBase):
         stamps = frames.get(STAMP).flatten()
         within = self.sync.bound.endpoint.adopts_within_rollouts
         if within and (at := (stamps.diff().nonzero().flatten() + 1).tolist()):
-            self._writer.note("adopted", worker=worker, number=number, at=at, versions=stamps[at].tolist())
+            self._writer.note(
+                "adopted", worker=worker, number=number, at=at, versions=stamps[at].tolist()
+            )
         self._writer.rollout(worker, 0, number, int(stamps[0]))
 
     def _updated(self, made: Callable[[], str | None]) -> None:
@@ -209,7 +218,10 @@ class RecordSchedule(TrainerHookBase):
 
 def machine() -> dict[str, Any]:
     """What a run computes with, as far as it may decide the last bit of a number."""
-    found: dict[str, Any] = {"python": platform.python_version(), "threads": torch.get_num_threads()}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
@@ -244,7 +256,9 @@ class Rerun:
         else:
             lives = lives_in(Path(schedule))
         if not (lives := [life for life in lives if life.rollouts]):
-            raise ConfigError("the schedule has no rollouts yet", str(schedule), "let the run go on, or end")
+            raise ConfigError(
+                "the schedule has no rollouts yet", str(schedule), "let the run go on, or end"
+            )
         self._life = lives[-1]
         self._until = until or 0
         self._order = [rollout.worker for rollout in self._life.rollouts]
@@ -255,7 +269,9 @@ class Rerun:
         """What the collector of the rerun takes its schemes from; it numbers versions as they were."""
         writer = None  # workers that make a batch together take turns
         if self._by_one:
-            writer = PlannedBoard(self._life.plan(max(self._order) + 1), stays=False, order=self._order)
+            writer = PlannedBoard(
+                self._life.plan(max(self._order) + 1), stays=False, order=self._order
+            )
         board = WeightBoard(_writer=writer)
         board.ledger.advance_to(self._life.publishes[0].version - 1)
         return board
@@ -303,7 +319,9 @@ class Rerun:
             trainer.shutdown()
         return compared(self._life, lives_in(record.file)[-1])
 
-    def _why_not(self, trainer: Trainer, records: list[RecordSchedule]) -> Iterator[tuple[str, str]]:
+    def _why_not(
+        self, trainer: Trainer, records: list[RecordSchedule]
+    ) -> Iterator[tuple[str, str]]:
         """What of the trainer keeps it from making the run again, and what to do about it."""
         if not records:
             yield "its trainer has no RecordSchedule", "register one, with another file"
@@ -317,9 +335,15 @@ class Rerun:
         planned = isinstance(endpoint.publisher.transport, PlannedBoard)
         if not isinstance(collector, kinds) or planned != self._by_one or trainer.async_collection:
             what = f"this {type(collector).__name__} does not keep to its schedule"
-            yield what, "take the run's kind, with weight_sync_schemes={'policy': rerun.board.scheme()}"
+            yield (
+                what,
+                "take the run's kind, with weight_sync_schemes={'policy': rerun.board.scheme()}",
+            )
         if (had := self._life.facts.get("workers", has := endpoint.num_workers)) != has:
-            yield f"it had {had} workers, and this collector has {has}", "give the collector as many"
+            yield (
+                f"it had {had} workers, and this collector has {has}",
+                "give the collector as many",
+            )
         if records[0].counts:
             yield "collection has begun", "call run(trainer) in place of trainer.train()"
         if "seconds" in sync.when.units():
@@ -328,7 +352,10 @@ class Rerun:
             yield "its workers adopted at every policy call", "record a run with adopt_at='rollout'"
         saves = trainer.save_trainer_file or trainer.checkpoint_rotation
         if self._by_one and saves and trainer.save_trainer_interval < trainer.total_frames:
-            yield "checkpoints ask workers that wait", "leave save_trainer_file and checkpoint_rotation out"
+            yield (
+                "checkpoints ask workers that wait",
+                "leave save_trainer_file and checkpoint_rotation out",
+            )
 
 
 def stop(trainer: Trainer) -> None:

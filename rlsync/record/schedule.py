@@ -78,7 +78,8 @@ class Life:
     """One life of a run: what its file says from a beginning to the next."""
 
     facts: dict[str, Any]  #: what it ran with
-    events: list[Rollout | Published] = field(default_factory=list)  #: in the order in which they came
+    #: in the order in which they came
+    events: list[Rollout | Published] = field(default_factory=list)
     #: by version, the digest of each leaf by its name
     digests: dict[int, dict[str, int]] = field(default_factory=dict)
     #: checkpoints, resumes, adoptions in rollouts, how updates are made from which one on, the end
@@ -101,7 +102,12 @@ class Life:
 
     def between(self, begin_ms: float, end_ms: float) -> Life:
         events = [event for event in self.events if begin_ms <= event.ms <= end_ms]
-        return Life(self.facts, events, {}, [note for note in self.notes if begin_ms <= note["ms"] <= end_ms])
+        return Life(
+            self.facts,
+            events,
+            {},
+            [note for note in self.notes if begin_ms <= note["ms"] <= end_ms],
+        )
 
     def spans(self) -> Iterator[tuple[Rollout, int]]:
         """Each rollout, and when the one before it of the same worker was taken."""
@@ -164,7 +170,9 @@ class ScheduleWriter:
         self._text({"begin": dict(facts)})
         self.flush()
 
-    def rollout(self, worker: int, life: int, number: int, version: int, *, dropped: bool = False) -> None:
+    def rollout(
+        self, worker: int, life: int, number: int, version: int, *, dropped: bool = False
+    ) -> None:
         """Note a rollout that the learner has taken just now."""
         kind = _DROPPED if dropped else _CONSUMED
         self._block += _ROLLOUT.pack(kind, worker, life & 0xFFFF, number, version, self._ms())
@@ -236,7 +244,9 @@ def lives_in(file: Path) -> list[Life]:
                     lives[-1].notes.append(text)
             elif kind in (_CONSUMED, _DROPPED):
                 _, worker, life, number, version, ms = _ROLLOUT.unpack_from(block, at)
-                lives[-1].events.append(Rollout(worker, life, number, version, ms, kind == _DROPPED))
+                lives[-1].events.append(
+                    Rollout(worker, life, number, version, ms, kind == _DROPPED)
+                )
                 at += _ROLLOUT.size
             elif kind == _PUBLISH:
                 _, *numbers = _PUBLISHED.unpack_from(block, at)
@@ -289,15 +299,19 @@ class Comparison:
     last_equal: int  #: the newest of them before the first unequal one; 0 if there is none
     unequal: int = 0  #: the first version whose digests differ; 0 if there is none
     leaves: tuple[str, ...] = ()  #: the leaves that differ in it
-    window: str = ""  #: what happened between the last equal and the first unequal version, in words
-    others: int = 0  #: the number that the unequal version has in the other run; a resumed run has other ones
+    #: what happened between the last equal and the first unequal version, in words
+    window: str = ""
+    #: the number that the unequal version has in the other run; a resumed run has other ones
+    others: int = 0
     alone: tuple[int, int] = (0, 0)  #: digests of each run for which the other has none
 
     def after(self, before: Comparison | None) -> Comparison:
         """This one and that of the lives before, all of whose digests are equal, as one."""
         if before is None:
             return self
-        return replace(self, equal=before.equal + self.equal, last_equal=self.last_equal or before.last_equal)
+        return replace(
+            self, equal=before.equal + self.equal, last_equal=self.last_equal or before.last_equal
+        )
 
     def __str__(self) -> str:
         if not self.equal and not self.unequal:
@@ -329,7 +343,9 @@ class Comparison:
 
 def compared(one: Life, other: Life) -> Comparison:
     """Compare the digests of the versions that both lives have."""
-    return _compared(one, other, {version: version for version in one.digests.keys() & other.digests.keys()})
+    return _compared(
+        one, other, {version: version for version in one.digests.keys() & other.digests.keys()}
+    )
 
 
 def runs_compared(one: Sequence[Life], other: Sequence[Life]) -> Comparison:

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
 _MANY = 24  #: with more leaves than this, gradients of one call speak for most of them
-_CHOICES = 8  #: with so many older weights a policy acts that returns only a choice: choices often agree
-_AT_MOST = 200  #: calls after which leaves are not examined any more, where gradients do not speak for them
+#: with so many older weights a policy acts that returns only a choice: choices often agree
+_CHOICES = 8
+#: calls after which leaves are not examined any more, where gradients do not speak for them
+_AT_MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,10 @@ class Acting:
             for destination, texts in worker.settings.items():
                 for path, text in texts.items():
                     settings.setdefault(destination, {}).setdefault(path, {})[text] = None
-        each = {d: {path: " or ".join(texts) for path, texts in of.items()} for d, of in settings.items()}
+        each = {
+            d: {path: " or ".join(texts) for path, texts in of.items()}
+            for d, of in settings.items()
+        }
         return cls(
             idle={d: tuple(names) for d, names in idle.items()},
             outlives={d: tuple(names) for d, names in outlives.items()},
@@ -120,7 +125,11 @@ def _speaking(call: Call, policy: nn.Module) -> Call:
 
 
 def examined(
-    modules: Mapping[str, nn.Module], call: Call, *, alias: Collection[str], within: nn.Module | None = None
+    modules: Mapping[str, nn.Module],
+    call: Call,
+    *,
+    alias: Collection[str],
+    within: nn.Module | None = None,
 ) -> Acting:
     """Which leaves act, of destinations that are parts of ``within``; those in ``alias`` adopt by alias."""
     found: dict[str, _Findings] = {}
@@ -132,13 +141,17 @@ def examined(
         whole = module if within is None else within
         try:
             with undisturbed(whole), torch.no_grad():
-                found[destination] = _examined(module, destination, call, destination in alias, whole)
+                found[destination] = _examined(
+                    module, destination, call, destination in alias, whole
+                )
         except Exception as error:  # noqa: BLE001 - the rollout will raise it, with more to say
             found[destination] = _Findings(why=f"a call of it raises {type(error).__name__}")
     wrong = [each for each in found.values() if each.idle or each.outlives]
     return Acting(
         idle={destination: each.idle for destination, each in found.items() if each.idle},
-        outlives={destination: each.outlives for destination, each in found.items() if each.outlives},
+        outlives={
+            destination: each.outlives for destination, each in found.items() if each.outlives
+        },
         unknown={destination: each.why for destination, each in found.items() if each.why},
         by_copy=bool(wrong) and all(each.by_copy for each in wrong),
     )
@@ -154,13 +167,17 @@ class _Findings:
     why: str = ""  #: why nobody can tell
 
 
-def _examined(module: nn.Module, destination: str, call: Call, alias: bool, whole: nn.Module) -> _Findings:
+def _examined(
+    module: nn.Module, destination: str, call: Call, alias: bool, whole: nn.Module
+) -> _Findings:
     speaking = _speaking(call, whole)
     chooses = speaking is not call
     tries = _CHOICES if chooses else 1
     found = _findings(module, destination, speaking, alias, whole, tries)
     if chooses and 0 < len(found.idle) < sum(1 for _ in module.parameters()):
-        found = replace(found, idle=(), why="the policy returns a choice alone, which few weights change")
+        found = replace(
+            found, idle=(), why="the policy returns a choice alone, which few weights change"
+        )
     if not alias or not (found.idle or found.outlives):
         return found
     copied = _findings(module, destination, speaking, False, whole, tries)
@@ -186,7 +203,9 @@ def _findings(
 
 def _float_parameters(module: nn.Module, where: str) -> list[LeafSpec]:
     specs = Leaves(module, where).specs()
-    return [s for s in specs if s.kind == "parameter" and s.dtype.is_floating_point and s.payload_bytes]
+    return [
+        s for s in specs if s.kind == "parameter" and s.dtype.is_floating_point and s.payload_bytes
+    ]
 
 
 def idle_leaves(
@@ -212,7 +231,10 @@ def idle_leaves(
                 if left:
                     probe.begin(plain=plain, positive=positive)
                     if not probe.repeats():
-                        return (), "two calls with the same weights and the same input give different outputs"
+                        return (
+                            (),
+                            "two calls with the same weights and the same input give different outputs",
+                        )
                     left = probe.still(probe.not_in_gradient(left))
     return tuple(specs[i].name for i in left), ""
 
@@ -234,17 +256,25 @@ def mid_episode(value: Tensor, number: int = 0, *, is_init: bool = False) -> Ten
     if is_init:
         return torch.zeros_like(value)
     if value.dtype.is_floating_point:
-        values = torch.linspace(0.1 + number / 8, 1.0 + number / 4, max(1, value.numel()), device="cpu")
+        values = torch.linspace(
+            0.1 + number / 8, 1.0 + number / 4, max(1, value.numel()), device="cpu"
+        )
         return values.to(value)[: value.numel()].view(value.shape)
     if value.dtype is torch.uint8:  # pixels
-        return (torch.arange(value.numel(), device=value.device) % 251 + 1).to(value.dtype).view(value.shape)
+        return (
+            (torch.arange(value.numel(), device=value.device) % 251 + 1)
+            .to(value.dtype)
+            .view(value.shape)
+        )
     return value
 
 
 class _Probe:
     """Private values of a module's parameters, and what its outputs are with them."""
 
-    def __init__(self, target: Target, specs: Sequence[LeafSpec], call: Call, *, alias: bool) -> None:
+    def __init__(
+        self, target: Target, specs: Sequence[LeafSpec], call: Call, *, alias: bool
+    ) -> None:
         self._specs = specs
         self._call = call
         self._adopt = target.alias if alias else target.copy
@@ -277,7 +307,9 @@ class _Probe:
         # Larger ones, and larger still: a policy may report the largest of its weights, round, or choose.
         for times in (1, 2, 3):
             seed = times * len(self._specs)
-            others = {i: _values(self._specs[i], seed + i, positive=False, by=8**times) for i in leaves}
+            others = {
+                i: _values(self._specs[i], seed + i, positive=False, by=8**times) for i in leaves
+            }
             image = zip(self._owners, self._image, strict=True)
             self._adopt([others.get(owner, now) for owner, now in image])
             moved = self._digest() != self._outputs
@@ -296,18 +328,25 @@ class _Probe:
             with torch.inference_mode(False), torch.enable_grad():
                 for tensor in live:
                     tensor.requires_grad_(True)
-                outputs = [o for o in self._call(self._plain) if o.requires_grad and o.is_floating_point()]
+                outputs = [
+                    o for o in self._call(self._plain) if o.requires_grad and o.is_floating_point()
+                ]
                 parts = [live[i] for i in leaves]
                 if not outputs:
                     return list(leaves)
-                total = torch.stack([(o.double().square() + o.double()).sum() for o in outputs]).sum()
+                total = torch.stack(
+                    [(o.double().square() + o.double()).sum() for o in outputs]
+                ).sum()
                 grads = torch.autograd.grad(total, parts, allow_unused=True)
-        except RuntimeError:  # a part that cannot be differentiated: the leaves are changed one by one
+        # a part that cannot be differentiated: the leaves are changed one by one
+        except RuntimeError:
             return list(leaves)
         finally:
             for tensor, before in zip(live, needed, strict=True):
                 tensor.requires_grad_(before)
-        return [i for i, grad in zip(leaves, grads, strict=True) if grad is None or not bool(grad.any())]
+        return [
+            i for i, grad in zip(leaves, grads, strict=True) if grad is None or not bool(grad.any())
+        ]
 
     def _digest(self) -> int:
         self._calls += 1

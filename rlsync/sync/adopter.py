@@ -48,7 +48,8 @@ class Binding:
     names: tuple[str, ...]  #: the leaves that arrive
     views: tuple[int, ...]  #: which of a version's views they are
     alias: bool  #: whether the parameters are pointed at each version
-    excluded: bool  #: whether the worker takes them at its first adoption only, and keeps its own after that
+    #: whether the worker takes them at its first adoption only, and keeps its own after that
+    excluded: bool
 
 
 class Adopter:
@@ -87,12 +88,16 @@ class Adopter:
 
     def note_acting(self, acting: Acting) -> None:
         """Tell the learner which leaves act here; before :meth:`tell`, after which it is asked for."""
-        settings = {name: settings_of(each.find(), name) for name, each in self._destinations.items()}
+        settings = {
+            name: settings_of(each.find(), name) for name, each in self._destinations.items()
+        }
         self.reader.leave_note(replace(acting, settings=settings).to_json(), Note.ACTING)
 
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""
-        leaves = {name: Leaves(each.find(), name).specs() for name, each in self._destinations.items()}
+        leaves = {
+            name: Leaves(each.find(), name).specs() for name, each in self._destinations.items()
+        }
         self.reader.leave_note(specs_to_json(leaves), Note.LEAVES)
 
     def adopt(self) -> int:
@@ -144,7 +149,9 @@ class Adopter:
         """Digests of what acts now, as the live modules hold it, by destination."""
         found = {}
         for binding in self._bindings:
-            leaves = Leaves(self._destinations[binding.destination].find(), binding.destination).leaves
+            leaves = Leaves(
+                self._destinations[binding.destination].find(), binding.destination
+            ).leaves
             found[binding.destination] = digests_of(leaves, binding.names, parameters=parameters)
         return found
 
@@ -186,11 +193,17 @@ class Adopter:
         acts = (place.find() for place in self._destinations.values())
         self._keepers = keepers([self._within(), *acts])
 
-    def _binding(self, layout: Layout, destination: str, views: Sequence[int], *, excluded: bool) -> Binding:
+    def _binding(
+        self, layout: Layout, destination: str, views: Sequence[int], *, excluded: bool
+    ) -> Binding:
         leaves = [layout.entries[i].leaf for i in views]
         module = self._destinations[destination].find()
         target = Target(module, f"{destination} of worker {self._worker}", leaves)
-        alias = self._destinations[destination].adopt == "alias" and not excluded and not is_compiled(module)
+        alias = (
+            self._destinations[destination].adopt == "alias"
+            and not excluded
+            and not is_compiled(module)
+        )
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
             # load_state_dict() writes into the parameters in place; aliased ones are read-only.
             ref = weakref.WeakMethod(self._let_go)

@@ -77,7 +77,9 @@ def _verdicts(
     for call in outermost(calls):
         verdict = _judged(sample, call, route, images)
         inside = [other for other in calls if other.is_within(call)]
-        yield from _verdicts(sample, inside, route, images) if verdict.random and inside else (verdict,)
+        yield from (
+            _verdicts(sample, inside, route, images) if verdict.random and inside else (verdict,)
+        )
 
 
 def _below(call: PartCall, prefix: str) -> str | None:
@@ -252,7 +254,10 @@ def _flat(value: object) -> dict[str, Tensor]:
     if isinstance(value, Tensor):
         return {"": value}
     if is_tensordict(value):
-        named = ((".".join(k) if isinstance(k, tuple) else k, item) for k, item in value.items(True, True))
+        named = (
+            (".".join(k) if isinstance(k, tuple) else k, item)
+            for k, item in value.items(True, True)
+        )
         return {f"'{name}'": item for name, item in named if isinstance(item, Tensor)}
     if isinstance(value, tuple | list):
         return {f"output {n}": t for n, item in enumerate(value) for t in _flat(item).values()}

@@ -90,7 +90,8 @@ class BoundMap:
 
     def judge(self, sample: Sample, images: Sequence[Image]) -> Judgement:
         """Whether a worker's policy computed what the sources compute with the image of its version."""
-        with set_interaction_type(InteractionType.DETERMINISTIC):  # as the worker's sample was taken
+        # as the worker's sample was taken
+        with set_interaction_type(InteractionType.DETERMINISTIC):
             judged = judge(sample, self._routes, images)
         return replace(judged, wrong=(*judged.wrong, *self._falsely_aliased()))
 
@@ -134,7 +135,9 @@ class BoundMap:
 
     def memory(self) -> set[object]:
         """What is equal for tensors that share memory with a source, or a destination of this process."""
-        found: set[object] = {memory_key(tensor) for route in self._routes for tensor in route.tensors()}
+        found: set[object] = {
+            memory_key(tensor) for route in self._routes for tensor in route.tensors()
+        }
         for destination in {route.destination for route in self._routes}:
             live = self.endpoint.tensors(destination) or {}
             found |= {memory_key(tensor) for tensor in live.values()}
@@ -144,7 +147,9 @@ class BoundMap:
         """Whether a policy acts with the memory of the sources, or may do so in another process."""
         sources = [tensor for route in self._routes for tensor in route.tensors()]
         shared = any(tensor.is_shared() for tensor in sources if tensor.is_cpu)
-        return shared or (policy is not None and any(p in Covered(sources) for p in policy.parameters()))
+        return shared or (
+            policy is not None and any(p in Covered(sources) for p in policy.parameters())
+        )
 
     def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
         """Publish the present weights as one version; ``reason`` and the counters go into the receipt.
@@ -161,7 +166,12 @@ class BoundMap:
             return self._fill(publish, reason, now, in_background)
 
     def publish_unless_held(
-        self, gates: Iterable[Callable[[], bool]], reason: str, now: Counters, *, in_background: bool
+        self,
+        gates: Iterable[Callable[[], bool]],
+        reason: str,
+        now: Counters,
+        *,
+        in_background: bool,
     ) -> Receipt | None:
         """Publish, as :meth:`publish` does, if every gate is open; ``None`` if one is not.
 
@@ -186,9 +196,13 @@ class BoundMap:
         self._unchanged.look(self._plan.routes, now.optim_steps)
         gathered = self._gather()
         steady = self._steady(gathered.copied) if in_background else {}
-        version = publish.fill(gathered.copied, steady.keys(), partial(self._sources, gathered.copied))
+        version = publish.fill(
+            gathered.copied, steady.keys(), partial(self._sources, gathered.copied)
+        )
         coalesced = version is None
-        repaired = tuple(f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys()))
+        repaired = tuple(
+            f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys())
+        )
         self._aliased = gathered.aliased
         return Receipt(
             version=self.endpoint.publisher.version if version is None else version,
@@ -216,7 +230,9 @@ class BoundMap:
                 key = sent.key
                 tensor = sent.leaf.read()
                 there = live.get(key[1]) if live else None
-                if there is not None and (there is tensor or memory_key(there) == memory_key(tensor)):
+                if there is not None and (
+                    there is tensor or memory_key(there) == memory_key(tensor)
+                ):
                     found.aliased.add(key)
                     found.aliased_bytes += sent.moved_bytes
                     continue
@@ -248,7 +264,9 @@ class BoundMap:
                 if not all_finite(sent.leaf.read(), sent.spec.dtype):
                     what = f"{route.route.source}.{sent.leaf.name} is not finite; nothing was published"
                     cure = "look at the loss and the gradients of the last steps; resume from a checkpoint"
-                    raise PublishError(what, f"version {version}, destination {route.destination!r}", cure)
+                    raise PublishError(
+                        what, f"version {version}, destination {route.destination!r}", cure
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +277,9 @@ class VersionCopy:
     leaves: Mapping[Key, Tensor]
 
     def of(self, destination: str) -> dict[str, Tensor]:
-        return {name: tensor for (found, name), tensor in self.leaves.items() if found == destination}
+        return {
+            name: tensor for (found, name), tensor in self.leaves.items() if found == destination
+        }
 
 
 class VersionCopies:
@@ -286,7 +306,8 @@ class VersionCopies:
             if held is None:
                 break
             leaves = {key: leaf.clone() for key, leaf in keyed(*held).items() if key in brought}
-            if transport.newest_stamp == stamp:  # what is the newest version all the time is not written to
+            # what is the newest version all the time is not written to
+            if transport.newest_stamp == stamp:
                 return VersionCopy(stamp.version, leaves)
         kept = self._kept
         if kept is not None and kept.version == publisher.version:

@@ -24,7 +24,8 @@ class Endpoint(Protocol):
     needs_every_leaf: bool = False
     #: Whether a tensor that is made of parts arrives as what it is.
     takes_parts: bool = True
-    adopts_within_rollouts: bool = False  #: whether the frames of one rollout may have several versions
+    #: whether the frames of one rollout may have several versions
+    adopts_within_rollouts: bool = False
 
     @property
     def description(self) -> str:
@@ -62,7 +63,11 @@ class Endpoint(Protocol):
 
     def around(self) -> dict[str, Tensor | None]:
         """All leaves that destinations may be parts of, by name, with tensors that this process holds."""
-        return {f"{one}.{spec.name}": None for one in self.destinations for spec in self.specs(one) or ()}
+        return {
+            f"{one}.{spec.name}": None
+            for one in self.destinations
+            for spec in self.specs(one) or ()
+        }
 
     def acting(self, sent: Collection[str]) -> Acting:
         """What is known of which leaves act, at those destinations at least to which weights are ``sent``."""

@@ -40,7 +40,8 @@ class _Popen(Popen):
 
     def __init__(self, process: BaseProcess) -> None:
         super().__init__(process)
-        self._process: psutil.Process | None = None  # known by its start, too: its number may be given again
+        # known by its start, too: its number may be given again
+        self._process: psutil.Process | None = None
         with suppress(psutil.Error):
             self._process = psutil.Process(self.pid)
         self._outlives = False
@@ -57,7 +58,8 @@ class _Popen(Popen):
         return None
 
     def _lives(self) -> bool:
-        if self._process is None or not hasattr(os, "pidfd_open"):  # without, it cannot be waited for
+        # without, it cannot be waited for
+        if self._process is None or not hasattr(os, "pidfd_open"):
             return False
         return self._process.is_running() and process_state(self.pid) != "dead"
 
@@ -125,7 +127,9 @@ def start_process(
     return process
 
 
-def _in_environment(variables: dict[str, str], target: Callable[..., object], args: tuple[Any, ...]) -> None:
+def _in_environment(
+    variables: dict[str, str], target: Callable[..., object], args: tuple[Any, ...]
+) -> None:
     """Run a process's target with these environment variables, and no others."""
     os.environ.clear()
     os.environ.update(variables)
@@ -139,9 +143,11 @@ def lead_group() -> None:
     _leader = os.getpid()
     if os.getpgrp() != _leader:
         os.setpgid(0, 0)
-    for number in (signal.SIGTTIN, signal.SIGTTOU):  # the terminal stops groups in the background by these
+    # the terminal stops groups in the background by these
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)  # a forked worker would tell the learner of signals that come to the worker
+    # a forked worker would tell the learner of signals that come to the worker
+    signal.set_wakeup_fd(-1)
     # A run holds signals back from its workers, not from what they start: programs begin without handlers.
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for each in held:

@@ -36,7 +36,12 @@ def own_shared_memory(acts: object, name: str) -> list[str]:
     memory: dict[int, torch.UntypedStorage] = {}
     copied = []
     for path, tensor in tensors_of(acts, name):
-        if id(tensor) in leaves or not tensor.is_cpu or not tensor.numel() or not tensor.is_shared():
+        if (
+            id(tensor) in leaves
+            or not tensor.is_cpu
+            or not tensor.numel()
+            or not tensor.is_shared()
+        ):
             continue
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in memory:
@@ -83,7 +88,9 @@ def _takes_batch_statistics(part: nn.Module) -> bool:
     return isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
 
 
-def unlike(theirs: Mapping[str, str], prefix: str, source: object, where: str) -> Iterator[tuple[str, str]]:
+def unlike(
+    theirs: Mapping[str, str], prefix: str, source: object, where: str
+) -> Iterator[tuple[str, str]]:
     """Each setting below a prefix that differs from the source's, in words; modes: outermost only."""
     dotted = f"{prefix}." if prefix else ""
     mine = settings_of(source, where) if theirs else {}
@@ -93,7 +100,10 @@ def unlike(theirs: Mapping[str, str], prefix: str, source: object, where: str) -
         outer = f"{module.rpartition('.')[0]}.training".lstrip(".")
         if name != "training" or path == outer or outer not in differing:
             text = f"is {theirs[dotted + path]} in the workers and {mine[path]} in the learner"
-            yield path, "has other numbers in the workers" if mine[path].startswith("torch.") else text
+            yield (
+                path,
+                "has other numbers in the workers" if mine[path].startswith("torch.") else text,
+            )
 
 
 def _held_by(  # noqa: C901 - a case for each kind
@@ -132,7 +142,9 @@ def _held_by(  # noqa: C901 - a case for each kind
                     stack.append((path, value.cell_contents))
             case nn.Module():
                 held = {**vars(value), **value._parameters, **value._buffers, **value._modules}
-                stack += [(f"{path}.{key}", item) for key, item in held.items() if key not in _STORES]
+                stack += [
+                    (f"{path}.{key}", item) for key, item in held.items() if key not in _STORES
+                ]
             case _ if is_tensordict(value):
                 stack += [(f"{path}[{key!r}]", item) for key, item in value.items(True, True)]
 

@@ -68,7 +68,10 @@ class Episode:
         """What acts with ``newer`` weights although older ones computed it, or why nobody can tell."""
         outputs = self._outputs(newer, newer, one_slot=False)
         if self._outputs(newer, newer, one_slot=False) != outputs:
-            return (), "two episodes with the same weights and the same inputs give different outputs"
+            return (
+                (),
+                "two episodes with the same weights and the same inputs give different outputs",
+            )
         # A version may come where the one before was, or elsewhere.
         for older, one_slot in product(olders, (False, True) if self.alias else (False,)):
             if self._outputs(older, newer, one_slot=one_slot) != outputs:
@@ -78,21 +81,29 @@ class Episode:
                 names = sorted({name.partition("[")[0] for name in changed})
                 unsaid = [name for name in names if not self._is_kept_on_purpose(name)]
                 if unsaid or not names:
-                    return tuple(f"{POLICY}.{name}" for name in unsaid) or (f"something in {POLICY}",), ""
+                    return tuple(f"{POLICY}.{name}" for name in unsaid) or (
+                        f"something in {POLICY}",
+                    ), ""
         return (), ""
 
-    def _outputs(self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool) -> list[int]:
+    def _outputs(
+        self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool
+    ) -> list[int]:
         """Digests of what the policy gives with the last weights: in this episode, and in another."""
         with self._acted(first, last, one_slot=one_slot):
             return [digest(self.call(False)), digest(self.call(True))]
 
-    def _holds(self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool) -> dict[str, str]:
+    def _holds(
+        self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool
+    ) -> dict[str, str]:
         """What the policy holds besides its leaves when the last weights have arrived."""
         with self._acted(first, last, one_slot=one_slot):
             return settings_of(self.policy, POLICY)
 
     @contextmanager
-    def _acted(self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool) -> Iterator[None]:
+    def _acted(
+        self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool
+    ) -> Iterator[None]:
         """The policy has acted with the first weights, and the last ones have just arrived."""
         adopt = self.target.alias if self.alias else self.target.copy
         told = keepers([self.policy])
@@ -103,7 +114,8 @@ class Episode:
                 drop()
             set_random_states(self._numbers)
             if from_the_start:
-                self.target.copy(last)  # for what looks at the memory of the weights before they arrive
+                # for what looks at the memory of the weights before they arrive
+                self.target.copy(last)
             buffers = list(_buffers(self.policy))
             slot = [tensor.clone() for tensor in first] if one_slot else first
             adopt(slot)

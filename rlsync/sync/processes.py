@@ -107,7 +107,9 @@ def await_ready(
             if ready(worker, LOOK_EVERY_S / len(waiting)):
                 del waiting[worker]
             elif process.exitcode is not None and not ready(worker, 0.0):
-                raise ended_before_ready(worker, process, ending(process.exitcode), last_words(worker))
+                raise ended_before_ready(
+                    worker, process, ending(process.exitcode), last_words(worker)
+                )
         if waiting and time.monotonic() >= deadline:
             for worker, process in waiting.items():
                 if has_ended(process):
@@ -200,7 +202,8 @@ _open: dict[int, tuple[WeakSet[WorkerProcesses], WeakSet[Closable]]] = {}
 
 
 def _of_this_process() -> tuple[WeakSet[WorkerProcesses], WeakSet[Closable]]:
-    pid = os.getpid()  # a forked child inherits the dictionary, but its parent's workers are not its own
+    # a forked child inherits the dictionary, but its parent's workers are not its own
+    pid = os.getpid()
     if pid not in _open:
         _open[pid] = WeakSet(), WeakSet()
         # Not atexit: processes of multiprocessing run only these functions at their exit.

@@ -92,7 +92,8 @@ class Publish:
         transport = self._publisher.transport
         try:
             transport.join()
-        finally:  # a write that came too late to be seen by the copy is reported, and the version counts
+        # a write that came too late to be seen by the copy is reported, and the version counts
+        finally:
             if transport.newest_stamp == self.stamp:
                 self._publisher.ledger.record(self.stamp)
         self._show()
@@ -148,17 +149,22 @@ class Publisher:
         self.transport = transport
         self.ledger = Ledger() if ledger is None else ledger
         self.coalesced = 0  #: publishes for which the transport had no room
-        self.announce: Callable[[int], object] | None = None  #: told the number of each visible version
+        #: told the number of each visible version
+        self.announce: Callable[[int], object] | None = None
         self.seen: list[Seen] = []  #: are told of each visible version
         self.verified = False  #: whether a Verification asks the workers
-        self.compares = False  #: whether it compares outputs: with what the sources held at each publish
+        #: whether it compares outputs: with what the sources held at each publish
+        self.compares = False
         self.sources: Mapping[Key, Tensor] = {}  #: copied then, of the newest visible version
         self.comparing_s = 0.0  #: what the learner has spent on the present comparison
-        self.ranks: Ranks | OneRank = OneRank()  #: the learner's other ranks, once a sharded leaf was met
+        #: the learner's other ranks, once a sharded leaf was met
+        self.ranks: Ranks | OneRank = OneRank()
         self.underway: Publish | None = None  #: filled, and visible when it is joined
         self.leaves_at = leaves_at
-        self._besides: Mapping[Key, Tensor] = {}  # go into the same version, whatever it is filled with
-        self._laid: Laid | None = None  # as the transport is laid out; None before the first publish
+        # go into the same version, whatever it is filled with
+        self._besides: Mapping[Key, Tensor] = {}
+        # as the transport is laid out; None before the first publish
+        self._laid: Laid | None = None
 
     @property
     def version(self) -> int:

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from rlsync.core import errors
 from rlsync.core.path import Attr, Path, did_you_mean, nearest_name, parse, short, walk
-from rlsync.core.plan import BATCH_STATISTICS, BY_COPY, IDLE, MOVED, Route, Row, Source, SyncPlan, Verdict
+from rlsync.core.plan import (
+    BATCH_STATISTICS,
+    BY_COPY,
+    IDLE,
+    MOVED,
+    Route,
+    Row,
+    Source,
+    SyncPlan,
+    Verdict,
+)
 from rlsync.sync.acts import Acting
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.held import unlike
@@ -47,12 +57,15 @@ class BoundRoute:
     leaves: Leaves  #: of the source
     comparisons: list[LeafComparison]
     sent: list[SentLeaf]
-    ties: list[tuple[Leaf, Leaf]]  #: source leaves that go to one piece of memory, and must be one themselves
+    #: source leaves that go to one piece of memory, and must be one themselves
+    ties: list[tuple[Leaf, Leaf]]
 
     def current(self, root: object) -> bool:
         """Whether the source still is the object, of the same make and ties, that was resolved."""
         same = _walk_source(root, self.path, "") is self.leaves.root and self.leaves.unchanged()
-        return same and all(memory_key(one.read()) == memory_key(other.read()) for one, other in self.ties)
+        return same and all(
+            memory_key(one.read()) == memory_key(other.read()) for one, other in self.ties
+        )
 
     def tensors(self) -> list[Tensor]:
         """The present source tensors that are sent."""
@@ -70,9 +83,13 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
     """Resolve every entry; refuse a path that is wrong, untrained weights, and two entries that meet."""
     if not isinstance(sync_map, Mapping):
         what = f"a sync map is a mapping, got {type(sync_map).__name__}"
-        raise errors.ConfigError(what, short(sync_map), "write {'policy': 'loss_module.actor_network'}")
+        raise errors.ConfigError(
+            what, short(sync_map), "write {'policy': 'loss_module.actor_network'}"
+        )
     if not sync_map:
-        raise errors.NothingToSync("the sync map is empty", "sync map", "name at least one destination")
+        raise errors.NothingToSync(
+            "the sync map is empty", "sync map", "name at least one destination"
+        )
     bound: list[BoundRoute] = []
     source_of: dict[str, str] = {}
     for number, (destination, source) in enumerate(sync_map.items(), start=1):
@@ -84,7 +101,9 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
             if leaf in source_of:
                 what = f"{leaf} has two sources"
                 both = f"{route.route.source}, and {source_of[leaf]}"
-                raise errors.AmbiguousSource(what, f"{where}: {both}", "let each leaf come from one place")
+                raise errors.AmbiguousSource(
+                    what, f"{where}: {both}", "let each leaf come from one place"
+                )
             source_of[leaf] = route.route.source
         bound.append(route)
     _refuse_shared_places(bound, endpoint)
@@ -104,7 +123,9 @@ def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> No
             there, source = taken.setdefault(place, (tensor, route.route.source))
             if source != route.route.source and memory_key(there) != memory_key(tensor):
                 what = f"{destination}.{name} is the same memory as another leaf that is sent"
-                cure = "let each leaf come from one place, and leaves that are tied from tied leaves"
+                cure = (
+                    "let each leaf come from one place, and leaves that are tied from tied leaves"
+                )
                 raise errors.AmbiguousSource(what, f"{route.route.source}, and {source}", cure)
 
 
@@ -143,8 +164,12 @@ def bind_route(
     found, prefix = endpoint.locate(target, where)
     for spec in (endpoint.specs(found) or ()) if endpoint.needs_every_leaf else ():
         if excluded(spec.name, route.exclude):
-            what = f"{found}.{spec.name} would not be sent, and the workers would wait for it for ever"
-            cure = "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
+            what = (
+                f"{found}.{spec.name} would not be sent, and the workers would wait for it for ever"
+            )
+            cure = (
+                "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
+            )
             raise errors.LayoutMismatch(what, f"{where}, {endpoint.description}", cure)
     if not endpoint.takes_parts:
         refuse_parts(leaves, f"{where}, {endpoint.description}")
@@ -179,7 +204,8 @@ def _compare(
     if all_specs is None:
         unseen = "this collector does not show its weights: unchecked"
         return [
-            LeafComparison(s.name, replace(s, device=""), Verdict.COPIED, unseen, s.device) for s in specs
+            LeafComparison(s.name, replace(s, device=""), Verdict.COPIED, unseen, s.device)
+            for s in specs
         ], leaves.names
     there = _below(all_specs, prefix)
     names = named_like(leaves.names, there)
@@ -212,7 +238,9 @@ def refuse_parts(leaves: Leaves, where: str) -> None:
     for leaf in leaves.leaves:
         if leaf.whole:
             what = f"{leaf.whole} is made of parts, which TorchRL's own schemes do not carry"
-            raise errors.LayoutMismatch(what, where, "use a BoardScheme, or a RayBoardScheme with Ray")
+            raise errors.LayoutMismatch(
+                what, where, "use a BoardScheme, or a RayBoardScheme with Ray"
+            )
 
 
 def _floating_name(dtype: object, where: str) -> str:
@@ -224,7 +252,9 @@ def _floating_name(dtype: object, where: str) -> str:
     except KeyError:
         floating = False
     if not floating:
-        raise errors.ConfigError(f"{dtype!r} is no floating dtype", where, "for example dtype='bfloat16'")
+        raise errors.ConfigError(
+            f"{dtype!r} is no floating dtype", where, "for example dtype='bfloat16'"
+        )
     return name
 
 
@@ -256,7 +286,9 @@ def check_trained(root: object, path: Path, where: str) -> None:
         module = _walk_source(root, named, where)
         if apart := _apart(module, trained):
             what = f"{named} does not hold the weights that are trained"
-            cure = f"name {named}_params, which does (leading dimensions included), or build the loss "
+            cure = (
+                f"name {named}_params, which does (leading dimensions included), or build the loss "
+            )
             cure += "around this module, anew if a layer was replaced, instead of copying it"
             raise errors.AmbiguousSource(what, f"path {str(path)!r}, {where}: {apart}", cure)
 
@@ -265,7 +297,8 @@ def _apart(module: object, trained: TensorDictParams) -> str:
     """The first trained leaf that a module does not hold, in words; empty if it holds all."""
     live = Leaves(module, "source")
     held = Leaves(trained, "source_params")
-    by_path = {leaf.path: leaf.read() for leaf in live.leaves}  # TorchRL's keys have the prefixes of wrappers
+    # TorchRL's keys have the prefixes of wrappers
+    by_path = {leaf.path: leaf.read() for leaf in live.leaves}
     for name, tensor in zip(held.names, held.tensors(), strict=True):
         if (here := by_path.get(name)) is None:
             return f"it has no {name}"
@@ -276,11 +309,15 @@ def _apart(module: object, trained: TensorDictParams) -> str:
 
 def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> SyncPlan:
     """The plan of bound routes, without what may change while ``training`` goes on."""
-    acting = endpoint.acting({b.destination for b in bound if any(c.verdict in MOVED for c in b.comparisons)})
+    acting = endpoint.acting(
+        {b.destination for b in bound if any(c.verdict in MOVED for c in b.comparisons)}
+    )
     differs = {
         f"{b.route.destination}.{path}": text
         for b in bound
-        for path, text in unlike(acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path))
+        for path, text in unlike(
+            acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path)
+        )
     }
     statistics = dict.fromkeys(
         f"{b.destination}{f'.{path}'.removesuffix(BATCH_STATISTICS)} ({layer})"
@@ -300,7 +337,9 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> 
         endpoint.description,
         notes=(*endpoint.notes, *acting.remarks()),
         unreached=tuple(
-            name for name, t in around.items() if not name.startswith(stems) and (t is None or t not in known)
+            name
+            for name, t in around.items()
+            if not name.startswith(stems) and (t is None or t not in known)
         ),
         differs=differs,
         batch_statistics=tuple(statistics),
@@ -309,7 +348,9 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> 
     )
 
 
-def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training) -> SyncPlan:
+def with_training(
+    plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training
+) -> SyncPlan:
     """The plan, with what is sent and not trained, and what is trained and not sent."""
     held = Covered(training.parameters())
     networks = dict(filter(None, (training.network_of(root, b.path) for b in bound)))
@@ -334,7 +375,9 @@ def _row(bound: BoundRoute, comparison: LeafComparison, acting: Acting) -> Row:
     if idle:
         reached = f"; {BY_COPY}" if acting.by_copy and not declared else ""
         note = IDLE + (", as declared" if declared else reached)
-    destination, source = (f"{path}.{comparison.name}" for path in (route.destination, route.source))
+    destination, source = (
+        f"{path}.{comparison.name}" for path in (route.destination, route.source)
+    )
     form = spec.kind, spec.shape, spec.dtype_name, spec.payload_bytes if moved else 0
     seen = comparison.source_device, spec.device, idle and not declared
     return Row(destination, source, comparison.verdict, *form, note, *seen)

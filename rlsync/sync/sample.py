@@ -72,7 +72,8 @@ class Sample:
     spent_s: float = 0.0  #: what the call and its record took
     calls: list[PartCall] = field(default_factory=list)
     held: dict[str, dict[str, int]] = field(default_factory=dict)  #: leaves that no version brings
-    modes: dict[str, dict[str, bool]] = field(default_factory=dict)  #: which parts were in training mode
+    #: which parts were in training mode
+    modes: dict[str, dict[str, bool]] = field(default_factory=dict)
     #: By destination, part and name: attributes that the call changed, as they were before; None: not there.
     memory: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
@@ -93,8 +94,13 @@ class Sample:
                 self.tensors.append(plain)
             return self._known[key]
         if is_tensordict(value):
-            items = [(key, item) for key, item in value.items(True, True) if isinstance(item, Tensor)]
-            return {"batch": list(value.batch_size), "items": [[key, self.put(item)] for key, item in items]}
+            items = [
+                (key, item) for key, item in value.items(True, True) if isinstance(item, Tensor)
+            ]
+            return {
+                "batch": list(value.batch_size),
+                "items": [[key, self.put(item)] for key, item in items],
+            }
         if isinstance(value, tuple):
             return [self.put(item) for item in value]
         if isinstance(value, list):
@@ -104,7 +110,10 @@ class Sample:
         raise TypeError(type(value).__name__)
 
     def get(
-        self, stored: Any, device: torch.device, cast: Mapping[torch.dtype, torch.dtype] | None = None
+        self,
+        stored: Any,
+        device: torch.device,
+        cast: Mapping[torch.dtype, torch.dtype] | None = None,
     ) -> Any:
         """The inverse of :meth:`put`, on a device; ``cast`` changes dtypes."""
         match stored:
@@ -135,8 +144,17 @@ class Sample:
             why_not = "inputs and outputs are larger than a note"
             return Sample(self.asked, self.version, why_not, self.spent_s).to_bytes()
         bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
-        head: dict[str, Any] = {"asked": self.asked, "version": self.version, "why_not": self.why_not}
-        head |= {"spent_s": self.spent_s, "held": self.held, "modes": self.modes, "memory": self.memory}
+        head: dict[str, Any] = {
+            "asked": self.asked,
+            "version": self.version,
+            "why_not": self.why_not,
+        }
+        head |= {
+            "spent_s": self.spent_s,
+            "held": self.held,
+            "modes": self.modes,
+            "memory": self.memory,
+        }
         head["calls"] = [[c.destination, c.module, c.args, c.outs] for c in self.calls]
         head["tensors"] = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
         return b"\n".join([json.dumps(head).encode(), b"".join(bodies)])
@@ -146,7 +164,9 @@ class Sample:
         made = Sample(self.asked, self.version, spent_s=self.spent_s, modes=self.modes)
         cpu = torch.device("cpu")
         for destination, held in self.held.items():
-            made.held[destination] = {name: made.put(self.tensors[number]) for name, number in held.items()}
+            made.held[destination] = {
+                name: made.put(self.tensors[number]) for name, number in held.items()
+            }
         for destination, parts in self.memory.items():
             for path, attributes in parts.items():
                 of_part = made.memory.setdefault(destination, {}).setdefault(path, {})
@@ -187,7 +207,11 @@ def outermost(calls: Sequence[PartCall]) -> list[PartCall]:
 
 @contextmanager
 def sampling(
-    shadow: Shadow, asked: int, version: int, arrive: Callable[[str], Iterable[str]], subscriber: Subscriber
+    shadow: Shadow,
+    asked: int,
+    version: int,
+    arrive: Callable[[str], Iterable[str]],
+    subscriber: Subscriber,
 ) -> Iterator[None]:
     """Leave a sample of one call in the rollout of the block, of another one for each question."""
     before = asked % _CALLS
@@ -213,7 +237,9 @@ def sampling(
         take()
 
 
-def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], Iterable[str]]) -> Sample:
+def sample_of(
+    shadow: Shadow, asked: int, version: int, arrive: Callable[[str], Iterable[str]]
+) -> Sample:
     """Call what acts once more, and record it. ``arrive`` names the leaves that versions bring."""
     sample = Sample(asked, version, shadow.why_not)
     if shadow.why_not:
@@ -221,7 +247,9 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
     with undisturbed(shadow.policy), torch.no_grad():
         for destination, module in shadow.modules.items():
             brought = set(arrive(destination))
-            leaves = (leaf for leaf in Leaves(module, destination).leaves if leaf.kind != "extra_state")
+            leaves = (
+                leaf for leaf in Leaves(module, destination).leaves if leaf.kind != "extra_state"
+            )
             kept = [leaf for leaf in leaves if leaf.kind != "parameter" or leaf.name not in brought]
             sample.held[destination] = {leaf.name: sample.put(leaf.read()) for leaf in kept}
             parts = unwrap(module, destination).named_modules()
@@ -246,7 +274,10 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
 def _remembering(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Put the attributes that the block changes into a sample, as they were before: what modules remember."""
     both = Sample(sample.asked, sample.version)  # equal values have equal numbers in it
-    before = {destination: _attributes(both, module, destination) for destination, module in modules.items()}
+    before = {
+        destination: _attributes(both, module, destination)
+        for destination, module in modules.items()
+    }
     yield
     cpu = torch.device("cpu")
     for destination, module in modules.items():
@@ -266,7 +297,8 @@ def _attributes(sample: Sample, module: nn.Module, where: str) -> dict[tuple[str
     for path, part in unwrap(module, where).named_modules():
         for name, value in vars(part).items():
             if name not in OF_EVERY_MODULE and name != "training":
-                with suppress(TypeError, RuntimeError):  # other objects, and tensors without plain bytes
+                # other objects, and tensors without plain bytes
+                with suppress(TypeError, RuntimeError):
                     stored[path, name] = sample.put(value)
     return stored
 
@@ -280,7 +312,9 @@ def _recording(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[Non
     of_parts: list[list[PartCall | None]] = []
     with ExitStack() as hooks:
         for destination, module in modules.items():
-            parts = sorted(unwrap(module, destination).named_modules(), key=lambda named: named[0].count("."))
+            parts = sorted(
+                unwrap(module, destination).named_modules(), key=lambda named: named[0].count(".")
+            )
             for name, part in parts[:_PARTS]:
                 if not isinstance(part, torch.jit.ScriptModule) and not is_tensordict_params(part):
                     of_parts.append([])
@@ -339,4 +373,7 @@ class Judgement:
     @property
     def untold(self) -> tuple[str, ...]:
         """Of what nothing can be said, and why."""
-        return (*self.uncompared, *(f"{part} gives the same with other weights" for part in self.powerless))
+        return (
+            *self.uncompared,
+            *(f"{part} gives the same with other weights" for part in self.powerless),
+        )

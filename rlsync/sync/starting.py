@@ -29,7 +29,8 @@ class StartLog:
     worker: int
     address: FileAddress  #: of the learner's file
     name: str  #: of that file; when the learner has closed it, its address may lead to another one
-    until_s: float  #: of ``time.monotonic()``, when the learner waits no longer; infinity if it always waits
+    #: of ``time.monotonic()``, when the learner waits no longer; infinity if it always waits
+    until_s: float
 
     @contextmanager
     def making(self) -> Iterator[None]:
@@ -69,7 +70,9 @@ class StartLog:
         left_s = self.until_s - time.monotonic()
         if not over.wait(None if left_s == float("inf") else max(0.05, _NOTED_AT * left_s)):
             frame = sys._current_frames()[maker]
-            file.write(f"{_STACK}\n{''.join(traceback.format_stack(frame))}".encode(), file.size_bytes())
+            file.write(
+                f"{_STACK}\n{''.join(traceback.format_stack(frame))}".encode(), file.size_bytes()
+            )
 
 
 class StartLogs:

@@ -65,7 +65,9 @@ class Training:
             else:
                 part = f"{len(still)} parameters of {source}"
             what = f"the learning rate of {part} is 0"
-            return errors.NothingLearns(what, where, "give their group in the optimizer another one")
+            return errors.NothingLearns(
+                what, where, "give their group in the optimizer another one"
+            )
         return None
 
     def _is_frozen(self, network: nn.Module) -> bool:
@@ -93,7 +95,9 @@ class Training:
             part = Path(path.segments[:depth])
             module = walk(root, part, error=errors.SourceNotFound, root_name="the trainer")
             is_source = depth == len(path.segments)
-            if isinstance(module, nn.Module) and (is_source or all(module is not loss for loss in losses)):
+            if isinstance(module, nn.Module) and (
+                is_source or all(module is not loss for loss in losses)
+            ):
                 return str(part), module
         return None
 
@@ -105,12 +109,18 @@ def unheld(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]
     return ()
 
 
-def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Covered) -> tuple[str, ...]:
+def unsent(
+    networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Covered
+) -> tuple[str, ...]:
     """The parameters of some networks that an optimizer holds and that are not sent, each once."""
     covered = Covered(sent)
     names: dict[int, str] = {}  # networks may share parameters: the first one's name stands
     for path, network in networks.items():
-        parts = ((f"{path}.{at}", part) for at, part in _unregistered(network) if isinstance(part, nn.Module))
+        parts = (
+            (f"{path}.{at}", part)
+            for at, part in _unregistered(network)
+            if isinstance(part, nn.Module)
+        )
         for at, part in ((path, network), *parts):
             for name, parameter in part.named_parameters():
                 if parameter in held and parameter not in covered:
@@ -131,14 +141,18 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
             what = f"{name} is trained, and is no parameter: nobody sends it"
             cure = "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
             cure += "nn.ParameterList; a tensor that needs no gradient may be a buffer"
-            raise errors.LayoutMismatch(what, f"source {leaves.where}, {type(leaves.root).__name__}", cure)
+            raise errors.LayoutMismatch(
+                what, f"source {leaves.where}, {type(leaves.root).__name__}", cure
+            )
 
 
 def _unregistered(root: nn.Module) -> Iterator[tuple[str, Tensor | nn.Module]]:
     """Tensors, and modules in dicts, lists and tuples, that torch does not know to be a module's own."""
     for path, module in root.named_modules():
         values = {n: v for n, v in vars(module).items() if n not in OF_EVERY_MODULE}
-        yield from _contents({n: v for n, v in values.items() if not isinstance(v, nn.Module)}, path)
+        yield from _contents(
+            {n: v for n, v in values.items() if not isinstance(v, nn.Module)}, path
+        )
 
 
 def _contents(value: object, path: str) -> Iterator[tuple[str, Tensor | nn.Module]]:
@@ -149,7 +163,8 @@ def _contents(value: object, path: str) -> Iterator[tuple[str, Tensor | nn.Modul
             yield from _contents(item, f"{path}.{key}".lstrip("."))
 
 
-UNCHANGED_PUBLISHES = 10  #: after so many publishes in a row that sent the same weights there is a warning
+#: after so many publishes in a row that sent the same weights there is a warning
+UNCHANGED_PUBLISHES = 10
 _LEAST = 2
 
 
@@ -190,7 +205,9 @@ class Gradients:
     def look(self, routes: Sequence[Route], leaves: Sequence[Leaf]) -> None:
         """Warn, once, if it is time; asked before each publish."""
         if not self._hooks and not self._told:
-            self._hooks = [o.register_step_pre_hook(self._before_step) for o in self._training.optimizers()]
+            self._hooks = [
+                o.register_step_pre_hook(self._before_step) for o in self._training.optimizers()
+            ]
         if self._told or self.steps < _FIRST_STEPS:
             return
         mine = [p for p, _ in self._training.of(leaf.read() for leaf in leaves)]
@@ -242,7 +259,8 @@ class Unchanged:
         self._leaves = [leaf for leaf in leaves if leaf.kind == "parameter"]
         self._steps = -1
         self._marks: dict[int, tuple[object, int]] = {}
-        self._witness = 0  # the leaf that was seen to change; the others are looked at only if it does not
+        # the leaf that was seen to change; the others are looked at only if it does not
+        self._witness = 0
         self._moved()
 
     def _moved(self) -> None:
@@ -296,15 +314,21 @@ class Unchanged:
                 self._patience = 2 * self._patience
 
     def _values(self) -> Values:
-        return Values(digest(self._watched().values()), [digest([p]) for p in self._training.parameters()])
+        return Values(
+            digest(self._watched().values()), [digest([p]) for p in self._training.parameters()]
+        )
 
-    def _judge(self, routes: Sequence[Route], before: Values, now: Values) -> errors.NothingChanged | None:
+    def _judge(
+        self, routes: Sequence[Route], before: Values, now: Values
+    ) -> errors.NothingChanged | None:
         parameters = self._training.parameters()
         names = self._training.named()
         held = Covered(parameters)
         if before.sources != now.sources or len(before.held) != len(now.held):
             return None  # they moved, or there is another optimizer: too early to tell
-        moving = [p for p, old, new in zip(parameters, before.held, now.held, strict=True) if old != new]
+        moving = [
+            p for p, old, new in zip(parameters, before.held, now.held, strict=True) if old != new
+        ]
         lost = [p for p in names.values() if p.grad is not None and p not in held]
         if moving and not lost and any(tensor in held for tensor in self._watched().values()):
             return None
@@ -316,7 +340,9 @@ class Unchanged:
         what = f"{self._still} publishes in a row sent the same weights, although optimizer steps were made"
         cure = "one of them is a copy: name the module that is trained as the source, or give the parameters "
         cure += "of this one to the optimizer; max_unchanged_publishes=None never warns"
-        return errors.NothingChanged(what, f"sync map {', '.join(map(str, routes))}; {who_moves}", cure)
+        return errors.NothingChanged(
+            what, f"sync map {', '.join(map(str, routes))}; {who_moves}", cure
+        )
 
 
 def _mark(tensor: Tensor) -> tuple[object, int]:

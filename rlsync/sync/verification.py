@@ -58,9 +58,7 @@ class Deviation:
 
     what: str  #: what is wrong, with the version
     where: str  #: the worker, its pid and the destination
-    cure: str = (
-        "find the code that writes to the worker's weights or keeps it from adopting; restart the worker"
-    )
+    cure: str = "find the code that writes to the worker's weights or keeps it from adopting; restart the worker"
 
 
 #: Where the weights arrived, and something else is computed with them.
@@ -143,7 +141,8 @@ class Verification:
         self._published: dict[int, dict[str, Prints]] = {}
         self._watched_at: int | None = None  #: the newest version when :meth:`watch` was called
         self._judge: Judge | None = None
-        self._images: dict[int, Image] = {}  #: by version, in order; 0 is the one before the question
+        #: by version, in order; 0 is the one before the question
+        self._images: dict[int, Image] = {}
         self._judged: dict[int, Judgement] = {}
         self._spent_s: dict[int, float] = {}  #: of each worker that has answered
 
@@ -179,7 +178,10 @@ class Verification:
         if self._watched_at is None:
             return False
         # A question about the next version is in time for its publish.
-        return self.publisher.version > self._watched_at or self.publisher.transport.newest_leaves() is None
+        return (
+            self.publisher.version > self._watched_at
+            or self.publisher.transport.newest_leaves() is None
+        )
 
     def ask(self, judge: Judge | None = None) -> int:
         """Ask every worker anew.
@@ -255,7 +257,11 @@ class Verification:
             if sample is not None:
                 self._spent_s[worker] += sample.spent_s
             judged = Judgement(uncompared=("no sample of a version whose image was kept",))
-            if sample is not None and sample.asked == self._question and sample.version in self._images:
+            if (
+                sample is not None
+                and sample.asked == self._question
+                and sample.version in self._images
+            ):
                 before = max(version for version in self._images if version < sample.version)
                 judged = self._judge(sample, (self._images[sample.version], self._images[before]))
             self._judged[worker] = judged
@@ -264,7 +270,11 @@ class Verification:
     def _answer(self, worker: int) -> WorkerAnswer | None:
         note = self.publisher.transport.note(worker, Note.ANSWER)
         answer = None if note is None else WorkerAnswer.from_json(note)
-        if answer is None or answer.asked != self._question or answer.version not in self._published:
+        if (
+            answer is None
+            or answer.asked != self._question
+            or answer.version not in self._published
+        ):
             return None
         return answer
 
@@ -292,11 +302,15 @@ class Verification:
                 found.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
         self._published[version] = {d: Prints.of(of_d) for d, of_d in found.items()}
         size = 1 + sum(tensor.nbytes for tensor in tensors if tensor is not None)
-        if self._judge is not None and len(self._images) < max(_IMAGES, min(_IMAGE_BYTES // size, 32)):
+        if self._judge is not None and len(self._images) < max(
+            _IMAGES, min(_IMAGE_BYTES // size, 32)
+        ):
             self._images[version] = _copied(layout, tensors, self.publisher.sources)
 
 
-def _copied(layout: Layout, tensors: Sequence[Tensor | None], sources: Image | None = None) -> Image:
+def _copied(
+    layout: Layout, tensors: Sequence[Tensor | None], sources: Image | None = None
+) -> Image:
     """A copy of a version, but of the leaves of which ``sources`` has one."""
     image = dict(sources or {})
     for entry in layout.entries:
@@ -313,7 +327,8 @@ class Answers:
 
     subscriber: Subscriber
     digests: Digests
-    arrive: Callable[[str], Collection[str]]  #: the names of the leaves that versions bring to a destination
+    #: the names of the leaves that versions bring to a destination
+    arrive: Callable[[str], Collection[str]]
     fresh: bool = False  #: whether the next rollout is the first with its version
     shadow: Callable[[], Shadow] | None = None  #: how to call what acts once more
     answered: int = 0  #: the last question that was answered
@@ -336,7 +351,9 @@ class Answers:
         spent_s = time.perf_counter() - began
         with ExitStack() as stack:
             if self.shadow is not None:
-                stack.enter_context(sampling(self.shadow(), asked, version, self.arrive, self.subscriber))
+                stack.enter_context(
+                    sampling(self.shadow(), asked, version, self.arrive, self.subscriber)
+                )
             yield
         began = time.perf_counter()
         kept = self.digests(True)

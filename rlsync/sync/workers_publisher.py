@@ -80,7 +80,9 @@ class WorkersPublisher(Publisher):
 
     def acting(self) -> Acting:
         """What the workers found out about which of their leaves act."""
-        notes = (self.transport.note(worker, Note.ACTING) for worker in range(self.collector.num_workers))
+        notes = (
+            self.transport.note(worker, Note.ACTING) for worker in range(self.collector.num_workers)
+        )
         return Acting.of_all(Acting.from_json(note) for note in notes if note is not None)
 
     def has_told(self, worker: int) -> bool:
@@ -89,7 +91,9 @@ class WorkersPublisher(Publisher):
         return note is not None and set(self.destinations) <= set(specs_from_json(note))
 
     def _read_notes(self) -> None:
-        notes = [self.transport.note(worker, Note.LEAVES) for worker in range(self.collector.num_workers)]
+        notes = [
+            self.transport.note(worker, Note.LEAVES) for worker in range(self.collector.num_workers)
+        ]
         said = [specs_from_json(note) for note in notes if note is not None]
         if len(said) < len(notes):
             return  # the workers are still being constructed
@@ -151,8 +155,12 @@ class WorkersPublisher(Publisher):
                     weights = self.collector.get_model(destination)
                 except (ValueError, AttributeError) as cause:
                     what = f"nothing to send to {destination!r}: the learner's collector holds no such module"
-                    cure = "pass the weights, or register a SyncWeights, whose map names their source"
-                    raise PublishError(what, "update_policy_weights_() without weights", cure) from cause
+                    cure = (
+                        "pass the weights, or register a SyncWeights, whose map names their source"
+                    )
+                    raise PublishError(
+                        what, "update_policy_weights_() without weights", cure
+                    ) from cause
             fit = Fit(f"the weights sent to {destination!r}", f"of {destination!r} in the workers")
             fit = self._fits.setdefault(destination, fit)
             self._staged.update(self.fitted(fit, destination, weights))
@@ -160,12 +168,16 @@ class WorkersPublisher(Publisher):
     def send_over(self, destination: str, weights: Mapping[str, Tensor]) -> None:
         """Publish the leaves that the workers have of a state dict; others keep their newest value."""
         specs = self.specs(destination) or ()
-        kept = {name: tensor for (of, name), tensor in held(self.transport).items() if of == destination}
+        kept = {
+            name: tensor for (of, name), tensor in held(self.transport).items() if of == destination
+        }
         named = {spec.name for spec in specs}
         self.send(destination, kept | {name: t for name, t in weights.items() if name in named})
 
 
-def _seen_in(workers: Sequence[Mapping[str, Sequence[LeafSpec]]], destination: str) -> list[LeafSpec]:
+def _seen_in(
+    workers: Sequence[Mapping[str, Sequence[LeafSpec]]], destination: str
+) -> list[LeafSpec]:
     """The leaves of a destination, alike in all workers; their devices may differ."""
     of_each = (told[destination] for told in workers if destination in told)
     return [

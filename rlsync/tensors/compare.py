@@ -47,7 +47,9 @@ def compare(
     sent = {spec.name: spec for spec in source}
     names = {spec.name for spec in destination}
     found = [
-        _verdict(sent.get(s.name), s, cast_to, sent) for s in destination if not excluded(s.name, exclude)
+        _verdict(sent.get(s.name), s, cast_to, sent)
+        for s in destination
+        if not excluded(s.name, exclude)
     ]
     for spec in source:
         if spec.name not in names and not excluded(spec.name, exclude):
@@ -62,7 +64,10 @@ def excluded(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _verdict(
-    sent: LeafSpec | None, live: LeafSpec, cast_to: torch.dtype | None, source: Mapping[str, LeafSpec]
+    sent: LeafSpec | None,
+    live: LeafSpec,
+    cast_to: torch.dtype | None,
+    source: Mapping[str, LeafSpec],
 ) -> LeafComparison:
     if sent is None:
         return LeafComparison(live.name, live, Verdict.MISSING)
@@ -70,13 +75,16 @@ def _verdict(
         note = f"shape {list(sent.shape)} does not fit {list(live.shape)}"
         return LeafComparison(live.name, live, Verdict.MISMATCH, note)
     if sent.whole != live.whole:
-        note = f"it is part of {sent.whole or 'no tensor'}, and there of {live.whole or 'no tensor'}"
+        note = (
+            f"it is part of {sent.whole or 'no tensor'}, and there of {live.whole or 'no tensor'}"
+        )
         return LeafComparison(live.name, live, Verdict.MISMATCH, note)
     tied = source.get(live.tie)
     if live.tie and (not sent.tie if tied is None else _owner(sent) != _owner(tied)):
         note = f"the destination ties it to {live.tie}, the source does not"
         return LeafComparison(live.name, live, Verdict.MISMATCH, note)
-    castable = sent.dtype.is_floating_point and not sent.whole  # what a scale belongs to stays as it is
+    # what a scale belongs to stays as it is
+    castable = sent.dtype.is_floating_point and not sent.whole
     becomes = cast_to if cast_to is not None and castable else sent.dtype
     if becomes != live.dtype:
         cure = f"declare the cast: Source(..., dtype={live.dtype_name!r})"
@@ -107,7 +115,9 @@ def _in_memory(
     if not is_sharded(tensor):
         return comparison
     how = str(Sharding.of(tensor, comparison.name, "the source"))
-    return replace(comparison, verdict=Verdict.SHARDED, note=", ".join(filter(None, (comparison.note, how))))
+    return replace(
+        comparison, verdict=Verdict.SHARDED, note=", ".join(filter(None, (comparison.note, how)))
+    )
 
 
 def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:

@@ -78,13 +78,17 @@ class Packing:
     def __init__(self) -> None:
         self._made: dict[torch.device, tuple[object, Tensor, list[Tensor]]] = {}
 
-    def of(self, memory: Tensor, host: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    def of(
+        self, memory: Tensor, host: Sequence[Tensor], device: torch.device
+    ) -> tuple[Tensor, list[Tensor]]:
         """As much on the device as the host's ``memory``, flat, and views of it at the places of ``host``.
 
         It is the same memory at each call.
         """
         first = memory.data_ptr()
-        places = [(t.data_ptr() - first if t.nbytes else 0, t.nbytes, t.dtype, t.shape) for t in host]
+        places = [
+            (t.data_ptr() - first if t.nbytes else 0, t.nbytes, t.dtype, t.shape) for t in host
+        ]
         if device not in self._made or self._made[device][0] != places:
             flat = torch.empty(len(memory), dtype=torch.uint8, device=device)
             views = [flat[at : at + n].view(dtype).view(shape) for at, n, dtype, shape in places]
@@ -100,7 +104,9 @@ class Lanes:
         self._packing = Packing()
 
     @torch.no_grad()
-    def copy(self, into: Sequence[Tensor], tensors: Sequence[Tensor], after: Moment | None = None) -> Moment:
+    def copy(
+        self, into: Sequence[Tensor], tensors: Sequence[Tensor], after: Moment | None = None
+    ) -> Moment:
         """Queue copies after ``after``, or now; until the returned moment, leave both sides alone."""
         pairs: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for pair in zip(into, tensors, strict=True):
@@ -152,16 +158,24 @@ def pin(memory: Tensor | None, device: torch.device, *, read_only: bool = False)
 
     Returns whether it does; the first refusal is logged.
     """
-    if device.type != "cuda" or memory is None or memory.untyped_storage().data_ptr() not in _mapped:
+    if (
+        device.type != "cuda"
+        or memory is None
+        or memory.untyped_storage().data_ptr() not in _mapped
+    ):
         return False
     key = os.getpid(), memory.data_ptr()
     if key not in _asked_to_pin:
-        error = int(torch.cuda.cudart().cudaHostRegister(key[1], len(memory), _READ_ONLY * read_only))
+        error = int(
+            torch.cuda.cudart().cudaHostRegister(key[1], len(memory), _READ_ONLY * read_only)
+        )
         if error:
             with suppress(RuntimeError):
                 torch.ones(1, device=device)  # CUDA keeps the error for the next call that asks
             if all(_asked_to_pin.values()):
-                _log.warning("CUDA pins no shared memory (error %d): copies wait for the host", error)
+                _log.warning(
+                    "CUDA pins no shared memory (error %d): copies wait for the host", error
+                )
         _asked_to_pin[key] = not error
     return _asked_to_pin[key]
 
@@ -170,7 +184,11 @@ def unmapped(address: int, size_bytes: int) -> None:
     """Take back what was pinned in a mapping, before it ends."""
     _mapped.discard(address)
     for pid, first in list(_asked_to_pin):
-        if address <= first < address + size_bytes and _asked_to_pin.pop((pid, first)) and pid == os.getpid():
+        if (
+            address <= first < address + size_bytes
+            and _asked_to_pin.pop((pid, first))
+            and pid == os.getpid()
+        ):
             torch.cuda.cudart().cudaHostUnregister(first)
 
 

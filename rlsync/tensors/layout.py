@@ -52,7 +52,8 @@ class Entry:
     destination: str  #: of the map
     leaf: LeafSpec
     offset: int  #: where its bytes begin in the image
-    owner: int  #: the number of the published tensor that holds its bytes; tied leaves have the same
+    #: the number of the published tensor that holds its bytes; tied leaves have the same
+    owner: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
     """Leaves by destination as canonical JSON; a destination without leaves is in it, too."""
     rows = {
         destination: [
-            (s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device, s.whole) for s in leaves
+            (s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device, s.whole)
+            for s in leaves
         ]
         for destination, leaves in destinations.items()
     }

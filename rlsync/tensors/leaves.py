@@ -42,7 +42,9 @@ def unwrap(module: nn.Module, where: str) -> nn.Module:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
         what = "the module is sharded by FSDP 1, which hides its parameters"
-        raise LayoutMismatch(what, where, "shard it with FSDP 2 (torch.distributed.fsdp.fully_shard)")
+        raise LayoutMismatch(
+            what, where, "shard it with FSDP 2 (torch.distributed.fsdp.fully_shard)"
+        )
     return module
 
 
@@ -93,14 +95,18 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
             kind = "nested"
         else:
             kind = "quantized" if tensor.is_quantized else str(tensor.layout)
-        raise LayoutMismatch(f"{name} is {kind}, which cannot be sent", where, f"make it dense, or {_APART}")
+        raise LayoutMismatch(
+            f"{name} is {kind}, which cannot be sent", where, f"make it dense, or {_APART}"
+        )
     if tensor.numel() and not tensor.is_meta and not address(tensor):
         what = f"{name}, a {type(tensor).__name__}, has no memory of its own, which could be sent"
         cure = f"give its class torch's protocol for tensors made of parts, __tensor_flatten__, or {_APART}"
         raise LayoutMismatch(what, where, cure)
     if tensor.is_conj() or tensor.is_neg():
         what = f"{name} is a view that changes the numbers in its memory"
-        raise LayoutMismatch(what, where, "give it memory of its own: resolve_conj() or resolve_neg()")
+        raise LayoutMismatch(
+            what, where, "give it memory of its own: resolve_conj() or resolve_neg()"
+        )
 
 
 #: How a policy keeps a tensor that is not sent. ``exclude`` would be too late: the first version is published
@@ -146,7 +152,8 @@ class Leaves:
         self.root = root
         self.where = where
         self._shards = shards
-        self.extra: dict[str, nn.Module] = {}  #: modules with extra state, by the prefix of its leaf names
+        #: modules with extra state, by the prefix of its leaf names
+        self.extra: dict[str, nn.Module] = {}
         self._watch: list[tuple[Mapping[str, Any], str, object]] = []
         self._lengths: list[tuple[Mapping[str, Any], int]] = []
         self._present: list[tuple[Mapping[str, Any], str]] = []
@@ -254,7 +261,9 @@ class Leaves:
             all(len(store) == n for store, n in self._lengths)
             and all(store.get(key, store) is child for store, key, child in self._watch)
             and all(store.get(key) is not None for store, key in self._present)
-            and all(form_of(self._wholes[name].read()) == form for name, form in self._forms.items())
+            and all(
+                form_of(self._wholes[name].read()) == form for name, form in self._forms.items()
+            )
         )
 
     @property

@@ -25,7 +25,12 @@ T = TypeVar("T")
 
 
 def check_sendable(
-    sent: object, name: str, modules: Mapping[str, nn.Module], where: str, start_method: str, way_out: str
+    sent: object,
+    name: str,
+    modules: Mapping[str, nn.Module],
+    where: str,
+    start_method: str,
+    way_out: str,
 ) -> None:
     """Refuse (ConfigError) what workers could not be given.
 
@@ -48,7 +53,10 @@ def copied(value: T, name: str, modules: Mapping[str, nn.Module], where: str) ->
         return copy.deepcopy(value)
     except Exception as error:
         way_out = "keep it outside of the module"
-        part, why, cure = _at_fault(copy.deepcopy, modules, way_out) or (name, *_told(error, "", way_out))
+        part, why, cure = _at_fault(copy.deepcopy, modules, way_out) or (
+            name,
+            *_told(error, "", way_out),
+        )
         raise ConfigError(f"{part} cannot be copied: {why}", where, cure) from error
 
 
@@ -152,7 +160,10 @@ def _described(
         return "torch does not pickle parametrizations", way_out
     if "<locals>" not in kind.__qualname__ and _named_now(kind) is not kind:
         why = f"the class {kind.__qualname__} was defined again after this was made, and is another one now"
-        return why, "put the class into a module (a file), which defines it once, or make the policy anew"
+        return (
+            why,
+            "put the class into a module (a file), which defines it once, or make the policy anew",
+        )
     if isinstance(vars(part).get(held), Tensor):
         why = f"its {held} is a tensor with the graph that computed it"
         return why, f"keep {held}.detach(), or {way_out}"

@@ -33,7 +33,9 @@ def is_sharded(tensor: Tensor) -> bool:
 def any_sharded(tensors: Iterable[Tensor | None]) -> bool:
     """Whether one of many tensors is a DTensor; costs about 20 ns a tensor."""
     known = sys.modules.get("torch.distributed.tensor")
-    return known is not None and any(issubclass(kind, known.DTensor) for kind in set(map(type, tensors)))
+    return known is not None and any(
+        issubclass(kind, known.DTensor) for kind in set(map(type, tensors))
+    )
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -73,12 +75,16 @@ class Sharding:
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Sharding:
         cuts = tuple((dim, stretches) for dim, stretches in told["cuts"])
-        shape, mesh_shape, mesh_ranks = (tuple(told[key]) for key in ("shape", "mesh_shape", "mesh_ranks"))
+        shape, mesh_shape, mesh_ranks = (
+            tuple(told[key]) for key in ("shape", "mesh_shape", "mesh_ranks")
+        )
         return cls(shape, told["dtype"], mesh_shape, mesh_ranks, cuts)
 
     def __str__(self) -> str:
         along = " x ".join(
-            "replicated" if dim < 0 else f"dimension {dim}" + (" in stretches" if stretches > 1 else "")
+            "replicated"
+            if dim < 0
+            else f"dimension {dim}" + (" in stretches" if stretches > 1 else "")
             for dim, stretches in self.cuts
         )
         return f"{along}, {'x'.join(map(str, self.mesh_shape))} ranks"
@@ -90,7 +96,9 @@ class Sharding:
         at = self._coordinate(rank)
         owners = self._coordinate(owner)
         runs = [[(0, size)] for size in self.shape]
-        for (dim, stretches), size, mine, theirs in zip(self.cuts, self.mesh_shape, at, owners, strict=True):
+        for (dim, stretches), size, mine, theirs in zip(
+            self.cuts, self.mesh_shape, at, owners, strict=True
+        ):
             if dim >= 0:
                 pieces = (_chunk(runs[dim], stretches, i) for i in range(stretches))
                 runs[dim] = [run for piece in pieces for run in _chunk(piece, size, mine)]
@@ -131,7 +139,9 @@ _Runs = list[tuple[int, int]]
 
 def _cut(placement: object, name: str, where: str) -> tuple[int, int]:
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard  # FSDP over tensor parallelism
+
+    # FSDP over tensor parallelism
+    from torch.distributed.tensor.placement_types import _StridedShard
 
     match placement:
         case Replicate():
@@ -141,7 +151,9 @@ def _cut(placement: object, name: str, where: str) -> tuple[int, int]:
         case Shard():
             return placement.dim, 1
     what = f"{name} is sharded as {placement!r}, which only a reduction over the ranks makes whole"
-    cure = "redistribute it before you register the map: tensor.redistribute(placements=[Replicate()])"
+    cure = (
+        "redistribute it before you register the map: tensor.redistribute(placements=[Replicate()])"
+    )
     raise LayoutMismatch(what, where, cure)
 
 

@@ -66,7 +66,8 @@ class Target:
         """Point parameters at ``views``, copy the rest; returns whether ``views`` are read from now on."""
         for i in self._pointed:
             self._live[i].data = views[i]
-        increment_version(self._counted)  # .data does not: what is keyed on the version would be out of date
+        # .data does not: what is keyed on the version would be out of date
+        increment_version(self._counted)
         if self._swapped:
             self._swap_in(views)
         self._copy(views, self._rest)
@@ -157,7 +158,9 @@ def _written(tensor: Tensor) -> Tensor:
 def _arriving(leaves: Leaves, arrived: Iterable[str]) -> dict[str, nn.Module]:
     """The modules of whose extra state something arrives, by its prefix."""
     names = [f"{name}." for name in arrived] if leaves.extra else []
-    return {p: module for p, module in leaves.extra.items() if any(n.startswith(f"{p}.") for n in names)}
+    return {
+        p: module for p, module in leaves.extra.items() if any(n.startswith(f"{p}.") for n in names)
+    }
 
 
 def _set_extra_state(extra: Mapping[str, nn.Module], arrived: Mapping[str, Tensor]) -> None:
@@ -185,7 +188,9 @@ def is_compiled(module: object) -> bool:
     """Whether a part of ``module`` runs compiled code, which does not see a re-pointed ``.data``."""
     if not isinstance(module, nn.Module):
         return False
-    return any(is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules())
+    return any(
+        is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules()
+    )
 
 
 def forget_memory(module: nn.Module) -> None:

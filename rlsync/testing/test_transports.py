@@ -129,7 +129,9 @@ def expected(layout: Layout, tensors: Sequence[torch.Tensor]) -> list[bytes]:
     return [bits(tensor) for tensor in layout.spread(tensors)]
 
 
-few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 # ------------------------------------------------------------------ 1  as a whole, or not at all
@@ -188,7 +190,9 @@ def _last_to_be_broadcast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*tensors[:-1], torch.full((1,), 66.0, device="cpu")]
 
 
-@pytest.mark.parametrize("spoil", [_too_few, _too_many, last_of_a_wrong_shape, _last_to_be_broadcast])
+@pytest.mark.parametrize(
+    "spoil", [_too_few, _too_many, last_of_a_wrong_shape, _last_to_be_broadcast]
+)
 def test_a_publish_that_does_not_fit_raises_and_changes_nothing(
     connect: Open, spoil: Callable[[list[torch.Tensor]], list[torch.Tensor]]
 ) -> None:
@@ -262,7 +266,9 @@ def test_an_adoption_takes_the_newest_version_and_skips_the_others(connect: Open
 
 @few
 @given(publishes=st.lists(st.integers(0, 4), min_size=1, max_size=8))
-def test_what_acts_is_always_exactly_the_version_adopted_last(connect: Open, publishes: list[int]) -> None:
+def test_what_acts_is_always_exactly_the_version_adopted_last(
+    connect: Open, publishes: list[int]
+) -> None:
     """`publishes` says how many versions come out between one adoption and the next."""
     sent: dict[int, list[bytes]] = {0: []}
     with connect(MIXED) as link:
@@ -394,7 +400,9 @@ def test_numbers_may_be_left_out(connect: Open) -> None:
     layout = plain_layout()
     with connect(layout) as link:
         for version in (3, 4, 90):
-            assert link.transport.publish(filled(layout, version), stamp=Stamp(1, version)) == version
+            assert (
+                link.transport.publish(filled(layout, version), stamp=Stamp(1, version)) == version
+            )
             assert link.adopt() == version
         assert link.values() == (90.0, 90.0)
 
@@ -409,7 +417,8 @@ def test_an_entry_that_is_left_out_keeps_its_value(connect: Open) -> None:
         link.adopt()
         link.publish([None, torch.full((1000,), 2.0, device="cpu")])
         assert link.adopt() == 2
-        if link.transport.newest_leaves() is not None:  # the local transport hands out what it was given
+        # the local transport hands out what it was given
+        if link.transport.newest_leaves() is not None:
             assert link.values() == (1.0, 2.0)
         link.publish([torch.full((1000,), 3.0, device="cpu"), None])
         assert link.adopt() == 3
@@ -441,13 +450,20 @@ def test_a_value_is_kept_across_a_new_layout(connect: Open) -> None:
 # ------------------------------------------------------------------ readers, questions, closing
 
 
-def test_readers_are_told_with_what_they_act_with_and_waiting_for_them_has_an_end(connect: Open) -> None:
+def test_readers_are_told_with_what_they_act_with_and_waiting_for_them_has_an_end(
+    connect: Open,
+) -> None:
     layout = plain_layout()
     with connect(layout) as link:
         link.publish(filled(layout, 1.0))
         link.adopt()
         (reader,) = link.transport.status()
-        assert (reader.reader, reader.alive, reader.adopted_version, reader.lag_versions) == (0, True, 1, 0)
+        assert (reader.reader, reader.alive, reader.adopted_version, reader.lag_versions) == (
+            0,
+            True,
+            1,
+            0,
+        )
         link.transport.wait(1, timeout_s=5.0)
         link.transport.wait(1, timeout_s=5.0, readers=[0])
         with pytest.raises(AdoptionTimeout, match="version 2 was not adopted"):

@@ -13,7 +13,8 @@ import psutil
 from rlsync.core.errors import ConfigError
 from rlsync.sync.families import let_forks_use_cuda
 
-PRELOAD = "rlsync.torchrl_plugin.forkserver_preload"  #: what the server loads; nothing else imports it
+#: what the server loads; nothing else imports it
+PRELOAD = "rlsync.torchrl_plugin.forkserver_preload"
 
 
 class Forkserver:
@@ -89,7 +90,9 @@ class Forkserver:
         """Start the server unless it runs; whether it can be used."""
         why = _reason_against() or _ensure_running(self._preload)
         if why is not None:
-            message = f"workers are started by TorchRL's own start method, which takes longer: {why}"
+            message = (
+                f"workers are started by TorchRL's own start method, which takes longer: {why}"
+            )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
         return why is None
 

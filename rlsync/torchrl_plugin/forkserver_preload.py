@@ -30,7 +30,8 @@ MODULES = (
 def load() -> None:
     """Load what workers need, and see to it that they start as spawned ones do."""
     learner = os.getppid()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's; later Python does this
+    # Ctrl-C is the learner's; later Python does this
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the learner has shown them
         for name in MODULES:
@@ -40,7 +41,8 @@ def load() -> None:
     signal.signal(signal.SIGINT, before)
     server = os.getpid()
     os.register_at_fork(after_in_child=lambda: _begin(server))
-    gc.freeze()  # workers share this memory with the server as long as their collector does not touch it
+    # workers share this memory with the server as long as their collector does not touch it
+    gc.freeze()
 
 
 def _begin(server: int) -> None:

@@ -47,7 +47,11 @@ class NodeBoardScheme(BoardScheme):
     """
 
     def __init__(
-        self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", start_timeout_s: float | None = 300.0
+        self,
+        adopt: Adopt = "alias",
+        *,
+        adopt_at: AdoptAt = "rollout",
+        start_timeout_s: float | None = 300.0,
     ) -> None:
         board = WeightBoard()
         # What the actor's own collector publishes is older than any learner's.
@@ -93,7 +97,9 @@ class RayBoardScheme(WorkerScheme):
         'copy'
     """
 
-    def __init__(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", prove: bool = True) -> None:
+    def __init__(
+        self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", prove: bool = True
+    ) -> None:
         super().__init__(adopt, adopt_at, prove=prove)
         self.link = None
         self._receiver: NodeReceiver | None = None
@@ -104,7 +110,8 @@ class RayBoardScheme(WorkerScheme):
         ours = (scheme.link for scheme in schemes.values() if isinstance(scheme, RayBoardScheme))
         self.link = next((link for link in ours if link is not None), None)
         if self.link is None:
-            from rlsync.transport.ray.learner import RayTransport  # loads ray, which only RayCollector needs
+            # loads ray, which only RayCollector needs
+            from rlsync.transport.ray.learner import RayTransport
 
             transport = RayTransport()
             transport.watch(served.workers.actors)
@@ -145,7 +152,9 @@ def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -
 
     assert isinstance(handle, RayHandle)
     where = f"actor {actor}, process {os.getpid()}"
-    receiver = NodeReceiver(handle.mailbox, f"{where}, {uuid.uuid4().hex[:6]}", board, numbers=numbers)
+    receiver = NodeReceiver(
+        handle.mailbox, f"{where}, {uuid.uuid4().hex[:6]}", board, numbers=numbers
+    )
     receiver.report_now()  # the leaves of workers that stand: the learner checks its map by them
     receiver.await_stamp(handle.newest, ARRIVES_WITHIN_S, where)
     return receiver
@@ -180,19 +189,25 @@ def _check_actors(
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     if not isinstance(collector, RayCollector):
         cure = "use BoardScheme for collectors whose workers are processes of this host"
-        raise ConfigError(f"RayBoardScheme serves RayCollector, not {type(collector).__name__}", where, cure)
+        raise ConfigError(
+            f"RayBoardScheme serves RayCollector, not {type(collector).__name__}", where, cure
+        )
     others = [name for name, scheme in schemes.items() if not isinstance(scheme, RayBoardScheme)]
     if others:
         what = f"the destinations of this collector do not share one version: {', '.join(others)}"
         raise ConfigError(what, where, "give every destination a RayBoardScheme")
     if distributed.calls_a_policy_service(collector):
         what = "these actors ask an inference server for their actions, and hold no weights"
-        raise ConfigError(what, where, "leave the scheme out, or give the collector the policy itself")
+        raise ConfigError(
+            what, where, "leave the scheme out, or give the collector the policy itself"
+        )
     if not distributed.single_collectors(collector):
         _check_inner(collector, schemes, where)
     if not distributed.actors_are_stamped(collector):
         cure = "pass collector_kwargs={'track_policy_version': True} to the RayCollector"
-        raise ConfigError("the frames of these actors would not say which weights acted", where, cure)
+        raise ConfigError(
+            "the frames of these actors would not say which weights acted", where, cure
+        )
     refuse_updates_of_one(collector, where)
     return distributed.workers_of(collector, distributed.ActorWorkers)
 
@@ -210,6 +225,8 @@ def _check_inner(collector: RayCollector, schemes: Mapping[str, object], where: 
                 "leave collector_class out, and give each environment an actor of its own",
             )
     if list(schemes) != ["policy"]:
-        what = f"the workers of a {name} in each actor have one destination, not {', '.join(schemes)}"
+        what = (
+            f"the workers of a {name} in each actor have one destination, not {', '.join(schemes)}"
+        )
         cure = "leave collector_class out, and give each environment an actor of its own"
         raise ConfigError(what, where, cure)

@@ -50,14 +50,21 @@ class WeightBoard:
     """
 
     def __init__(
-        self, max_slots: int = MAX_SLOTS, transport: str = BOARD, *, _writer: BoardWriter | None = None
+        self,
+        max_slots: int = MAX_SLOTS,
+        transport: str = BOARD,
+        *,
+        _writer: BoardWriter | None = None,
     ) -> None:
         board = transport == BOARD
         #: What workers read.
-        self.writer: Transport = _writer or BoardWriter(max_slots) if board else transport_named(transport)
+        self.writer: Transport = (
+            _writer or BoardWriter(max_slots) if board else transport_named(transport)
+        )
         #: The owner of this board's version numbers.
         self.ledger = Ledger()
-        self._link: weakref.ref[Link] | None = None  # schemes hold the link, and with it the publisher
+        # schemes hold the link, and with it the publisher
+        self._link: weakref.ref[Link] | None = None
 
     def scheme(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout") -> BoardScheme:
         """A scheme for one destination on this board.
@@ -176,7 +183,9 @@ class BoardScheme(WorkerScheme):
         super().__init__(adopt, adopt_at, prove=prove)
         if per_worker_weights:
             raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
-        check_timeouts("BoardScheme", start_timeout_s=start_timeout_s, silent_timeout_s=silent_timeout_s)
+        check_timeouts(
+            "BoardScheme", start_timeout_s=start_timeout_s, silent_timeout_s=silent_timeout_s
+        )
         self.start_timeout_s = start_timeout_s
         self.silent_timeout_s = silent_timeout_s
         self._first_worker = 0
@@ -200,7 +209,9 @@ class BoardScheme(WorkerScheme):
             server = self.context
         else:
             server = None
-        super().init_on_receiver(model_id=model_id, context=server if context is None else context, **kwargs)
+        super().init_on_receiver(
+            model_id=model_id, context=server if context is None else context, **kwargs
+        )
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -253,7 +264,9 @@ class BoardScheme(WorkerScheme):
             assert logs is not None, "made before the workers were started"
             try:
                 timeouts_s = self.start_timeout_s, self.silent_timeout_s
-                served(self.context, str(self.model_id)).await_start(self.publisher, timeouts_s, logs)
+                served(self.context, str(self.model_id)).await_start(
+                    self.publisher, timeouts_s, logs
+                )
             finally:
                 logs.close()
 

@@ -79,7 +79,9 @@ class ServedProcesses(Served):
         if collectors.has_own_policy_template(self.workers):
             check_policy(self.workers.policy, type(self.workers).__name__)
         given = schemes.schemes_of(self.workers)
-        sent = collectors.has_own_policy_template(self.workers) and schemes.weights_of(self.workers.policy)
+        sent = collectors.has_own_policy_template(self.workers) and schemes.weights_of(
+            self.workers.policy
+        )
         if POLICY not in given and isinstance(sent, nn.Module) and Leaves(sent, POLICY).leaves:
             raise ConfigError(
                 "no scheme brings the workers the weights of their policy",
@@ -89,16 +91,22 @@ class ServedProcesses(Served):
             )
         stamps.turn_on_stamps(self.workers)
         collectors.lead_groups(self.workers)
-        collectors.around_env_makers(self.workers, lambda at, make: partial(make_logged, make, logs.each[at]))
+        collectors.around_env_makers(
+            self.workers, lambda at, make: partial(make_logged, make, logs.each[at])
+        )
         if isinstance(self.workers, MultiAsyncCollector):
             waits.keep_rollouts(self.workers)
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(
-        self, publisher: WorkersPublisher, timeouts_s: tuple[float | None, float | None], logs: StartLogs
+        self,
+        publisher: WorkersPublisher,
+        timeouts_s: tuple[float | None, float | None],
+        logs: StartLogs,
     ) -> None:
         """Wait until workers say that they stand, then watch them; timeouts: start, and silence."""
-        if waits.have_started(self.workers):  # the scheme of another destination has waited for them
+        # the scheme of another destination has waited for them
+        if waits.have_started(self.workers):
             return
         collectors.end_groups(self.workers)
         to_start_s, silent_s = timeouts_s
@@ -107,7 +115,9 @@ class ServedProcesses(Served):
             order = board.order_of_arrival(silent_s)
             if order is not None:
                 collectors.let_arrive(self.workers, order)
-        waits.await_start(self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s))
+        waits.await_start(
+            self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s)
+        )
 
 
 class ServedNodes(Served):
@@ -128,7 +138,10 @@ class ServedNodes(Served):
             distributed.send_policy_by_value(self.workers.collector, policy)
 
     def await_start(
-        self, publisher: WorkersPublisher, timeouts_s: tuple[float | None, float | None], logs: StartLogs
+        self,
+        publisher: WorkersPublisher,
+        timeouts_s: tuple[float | None, float | None],
+        logs: StartLogs,
     ) -> None:
         """A worker that has left its note on the board stands. If one does not, end all of them."""
 
@@ -219,7 +232,9 @@ class ServedServer:
         if self._specs is None:
             self._specs = specs_of(self._holder())
         if self._specs is None:
-            what = f"the {destination!r} of this inference server is no module, so it has no weights"
+            what = (
+                f"the {destination!r} of this inference server is no module, so it has no weights"
+            )
             cure = "serve an nn.Module, or leave weight_sync out"
             raise DestinationNotFound(what, "BoardScheme as weight_sync", cure)
         return self._specs
@@ -244,7 +259,9 @@ def served(collector: object, destination: str) -> ServedProcesses | ServedNodes
             return ServedNodes(distributed.workers_of(collector, distributed.DistributedWorkers))
         case RayCollector():
             what = "a board is memory of one host, and Ray starts workers on any node"
-            raise ConfigError(what, where, "use RayBoardScheme instead, which keeps a board on each node")
+            raise ConfigError(
+                what, where, "use RayBoardScheme instead, which keeps a board on each node"
+            )
         case RPCCollector():
             collector.shutdown()  # TorchRL asks only when its workers stand, and would leave them
             raise ConfigError(
@@ -253,9 +270,13 @@ def served(collector: object, destination: str) -> ServedProcesses | ServedNodes
                 "use DistributedCollector(launcher='mp') with the scheme on one host, or RayCollector with a "
                 "RayBoardScheme on several",
             )
-    cure = "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
+    cure = (
+        "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
+    )
     cure += "SyncWeights alone does it"
-    raise ConfigError(f"a board serves process collectors, not {type(collector).__name__}", where, cure)
+    raise ConfigError(
+        f"a board serves process collectors, not {type(collector).__name__}", where, cure
+    )
 
 
 def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
@@ -284,7 +305,11 @@ def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where:
 def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:
     """Publish the policy of a loaded state dict, unless a hook publishes; versions go on from its."""
     loaded = state_dict.get("worker0", {}).get("policy_state_dict")
-    if loaded is None or publisher.publish_default is not None or POLICY not in publisher.destinations:
+    if (
+        loaded is None
+        or publisher.publish_default is not None
+        or POLICY not in publisher.destinations
+    ):
         return
     publisher.ledger.advance_to(int(state_dict.get(STAMP) or 0))
     publisher.send_over(POLICY, loaded)

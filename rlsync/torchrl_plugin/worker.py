@@ -45,7 +45,8 @@ class WorkerSync:
         self._collector: weakref.ref[Collector] | None = None
         self._owned: tuple[str, ...] = ()  #: tensors that shared memory with the learner
         self._call: PolicyCall | str = "there is no collector yet"
-        self._acting: ExitStack | None = None  #: what ends the use of the version that acts, in a rollout
+        #: what ends the use of the version that acts, in a rollout
+        self._acting: ExitStack | None = None
         self._called = False  #: whether the policy was called in this rollout
         self._memory: set[int] = set()
         self._adopter = Adopter(handle, worker_idx)
@@ -68,7 +69,8 @@ class WorkerSync:
         """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has."""
         if self._collector is None:
             self._collector = weakref.ref(collector)
-            collector.policy_weights = TensorDict()  # the first memory of the policy, which nobody reads here
+            # the first memory of the policy, which nobody reads here
+            collector.policy_weights = TensorDict()
             collectors.around_rollouts(collector, self._rollout)
             collectors.before_state_dict(collector, self._between_rollouts)
             self._owned = tuple(own_shared_memory(collectors.policy_of(collector), "policy"))
@@ -164,11 +166,16 @@ class WorkerSync:
         path = self._paths[destination]
         where = f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}"
         name = "the worker's collector"
-        return schemes.weights_of(walk(root, path, error=DestinationNotFound, root_name=name, where=where))
+        return schemes.weights_of(
+            walk(root, path, error=DestinationNotFound, root_name=name, where=where)
+        )
 
 
 def acting_in(
-    collector: Collector, call: PolicyCall | str, places: Mapping[str, object], alias: Collection[str]
+    collector: Collector,
+    call: PolicyCall | str,
+    places: Mapping[str, object],
+    alias: Collection[str],
 ) -> Acting:
     """Which leaves of the modules at some places of a collector act; those in ``alias`` adopt by alias."""
     policy = collectors.policy_of(collector)
@@ -184,7 +191,11 @@ def acting_in(
         given, output = call((lambda first: first) if plain else in_mid_episode, explores=explores)
         before = dict(given.items(True, True))
         after = output.items(True, True)
-        return [value for key, value in after if isinstance(value, Tensor) and value is not before.get(key)]
+        return [
+            value
+            for key, value in after
+            if isinstance(value, Tensor) and value is not before.get(key)
+        ]
 
     acting = examined(modules, outputs, alias=alias, within=policy)
     if not acting.idle:
@@ -193,7 +204,9 @@ def acting_in(
     doubted = {name: modules[name] for name in acting.idle}
     exploring = examined(doubted, partial(outputs, explores=True), alias=alias, within=policy)
     idle = {
-        name: [leaf for leaf in leaves if name in exploring.unknown or exploring.is_idle(name, leaf)]
+        name: [
+            leaf for leaf in leaves if name in exploring.unknown or exploring.is_idle(name, leaf)
+        ]
         for name, leaves in acting.idle.items()
     }
     return replace(acting, idle={name: leaves for name, leaves in idle.items() if leaves})
@@ -220,12 +233,21 @@ class ServerSync:
     """Brings an inference server's policy up to date between two batches, as reader 0, under its lock."""
 
     def __init__(
-        self, handle: Handle, destination: str, adopt: Adopt, server: InferenceServer, *, beside_learner: bool
+        self,
+        handle: Handle,
+        destination: str,
+        adopt: Adopt,
+        server: InferenceServer,
+        *,
+        beside_learner: bool,
     ) -> None:
         if beside_learner and isinstance(server.model, nn.Module):
             # The learner may train the one that it has.
             server.model = copied(
-                server.model, destination, {destination: server.model}, "BoardScheme, InferenceServer"
+                server.model,
+                destination,
+                {destination: server.model},
+                "BoardScheme, InferenceServer",
             )
         self._server = weakref.ref(server)
         self._acting = ExitStack()  #: what ends the use of the version that acts
@@ -233,7 +255,8 @@ class ServerSync:
         self._adopter = Adopter(handle, 0)
         if not beside_learner:
             self._adopter.end_with_the_learner()
-        recorded = server.static_batch_size is not None  # a CUDA graph does not see a parameter's new memory
+        # a CUDA graph does not see a parameter's new memory
+        recorded = server.static_batch_size is not None
         self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
         self._adopter.tell()
         server.update_model = server.update_policy_weights_ = _refuse_update

@@ -63,7 +63,9 @@ class Link:
         beside_learner = self._pid == os.getpid()
         if not beside_learner:
             self.publisher = self.served = None  # a forked process inherits the learner's
-        self.server = ServerSync(self.handle, destination, adopt, server, beside_learner=beside_learner)
+        self.server = ServerSync(
+            self.handle, destination, adopt, server, beside_learner=beside_learner
+        )
 
     def serve(self, holder: object, scheme: object) -> ServedServer:
         """Serve an inference server, ``holder`` or its own; ConfigError, PublishError if that cannot be."""
@@ -85,7 +87,9 @@ class WorkerScheme(WeightSyncScheme):
     def __init__(self, adopt: Adopt, adopt_at: AdoptAt, *, prove: bool = True) -> None:
         who = type(self).__name__
         check_choice("adoption mode", adopt, get_args(Adopt), f"{who}(adopt={adopt!r})")
-        check_choice("moment of adoption", adopt_at, get_args(AdoptAt), f"{who}(adopt_at={adopt_at!r})")
+        check_choice(
+            "moment of adoption", adopt_at, get_args(AdoptAt), f"{who}(adopt_at={adopt_at!r})"
+        )
         super().__init__(strategy="tensordict")
         self.prove = prove
         self.adopt: Adopt = adopt
@@ -212,9 +216,12 @@ class WorkerScheme(WeightSyncScheme):
         if self.initialized_on_receiver and collector is not None and self.link is not None:
             worker = self.link.in_worker(self.worker_idx)
             worker.attach(collector)
-            self.model = worker.module(self.model_id)  # TorchRL refuses a worker whose policy is None
+            # TorchRL refuses a worker whose policy is None
+            self.model = worker.module(self.model_id)
 
-    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
+    def _setup_connection_and_weights_on_receiver_impl(
+        self, *, worker_idx: int | None = None
+    ) -> None:
         """Nothing: the worker adopts by itself when it next collects."""
 
     def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
@@ -256,7 +263,9 @@ class WorkerScheme(WeightSyncScheme):
         await_newest(self.publisher, timeout_s)
 
 
-def _check_interface(context: object, placed: Mapping[str, object], model: object, *, of: str) -> None:
+def _check_interface(
+    context: object, placed: Mapping[str, object], model: object, *, of: str
+) -> None:
     """Refuse (ConfigError) weights without a collector, or ``placed`` in workers one by one."""
     refused = placed if context is not None else {**placed, "model": model}
     given = [f"{name}=..." for name, value in refused.items() if value is not None]
@@ -267,7 +276,9 @@ def _check_interface(context: object, placed: Mapping[str, object], model: objec
         raise ConfigError(what, f"{of}.init_on_sender({', '.join(given)})", cure)
 
 
-def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:
+def _refuse_some_workers(
+    worker_ids: int | list[int] | None, weights: object, num_workers: int
+) -> None:
     """Refuse (PublishError) ``worker_ids``, or a mapping by worker, that is not for all workers alike."""
     if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
         named = sorted(key for key in weights if isinstance(key, int))

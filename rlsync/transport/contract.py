@@ -267,8 +267,12 @@ def transport_named(name: str) -> Transport:
         told = f"making a transport raised {type(error).__name__}: {first_line(error)}"
         cure = "name a class, or a function, that is called without arguments"
         raise ConfigError(told, where, cure) from error
-    lacking = [member for member in vars(Transport) if member[0] != "_" and not hasattr(made, member)]
+    lacking = [
+        member for member in vars(Transport) if member[0] != "_" and not hasattr(made, member)
+    ]
     if lacking:
-        cure = "inherit rlsync.transport.contract.Transport, and see docs/how_to/write_a_transport.md"
+        cure = (
+            "inherit rlsync.transport.contract.Transport, and see docs/how_to/write_a_transport.md"
+        )
         raise ConfigError(f"a transport lacks {', '.join(lacking)}", where, cure)
     return made

@@ -26,7 +26,8 @@ class Staged:
     stamp: Stamp
     layout: Layout
     tensors: list[Tensor]
-    there: Moment = NOTHING_QUEUED  #: when the tensors hold the version, on the accelerators that they are on
+    #: when the tensors hold the version, on the accelerators that they are on
+    there: Moment = NOTHING_QUEUED
 
     @classmethod
     def of(cls, layout: Layout, tensors: Sequence[Tensor | None], stamp: Stamp) -> Staged:
@@ -120,7 +121,9 @@ class LocalTransport(Transport):
         """
         self._check_open()
         if self._reader is not None:
-            raise ConfigError("a local transport has one reader", "LocalTransport.subscribe", "make another")
+            raise ConfigError(
+                "a local transport has one reader", "LocalTransport.subscribe", "make another"
+            )
         self._reader = LocalReader(self, apply)
         return self._reader
 
@@ -181,7 +184,9 @@ class LocalTransport(Transport):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise BoardClosed("this transport was closed", f"process {os.getpid()}", "make a new one")
+            raise BoardClosed(
+                "this transport was closed", f"process {os.getpid()}", "make a new one"
+            )
 
     def _status_between_rollouts(self) -> list[ReaderStatus]:
         if self._reader is not None and self._acting.acquire(blocking=False):
@@ -238,7 +243,8 @@ class LocalReader(Subscriber):
 
     def apply(self, staged: Staged) -> None:
         """Write a version into what acts; called by the transport between rollouts."""
-        staged.there.order()  # it may have been staged in another thread, which has streams of its own
+        # it may have been staged in another thread, which has streams of its own
+        staged.there.order()
         self._apply(staged.stamp.version, staged.layout, staged.layout.spread(staged.tensors))
         self.version = staged.stamp.version
 

@@ -35,7 +35,9 @@ def keyed(layout: Layout, tensors: Sequence[Tensor]) -> dict[Key, Tensor]:
     return {(entry.destination, entry.leaf.name): tensor for entry, tensor in spread}
 
 
-def completed(tensors: Sequence[Tensor | None], layout: Layout, kept: Mapping[Key, Tensor]) -> list[Tensor]:
+def completed(
+    tensors: Sequence[Tensor | None], layout: Layout, kept: Mapping[Key, Tensor]
+) -> list[Tensor]:
     """The tensors of a publish, with the kept value wherever there is ``None``.
 
     Args:

@@ -60,7 +60,9 @@ class FileAddress:
     @property
     def kind(self) -> type[SharedFile] | None:
         """The kind of file that lies at such a path; None if none does."""
-        return next((each for each in (SharedFile, FolderFile) if each.may_lie_at(Path(self.path))), None)
+        return next(
+            (each for each in (SharedFile, FolderFile) if each.may_lie_at(Path(self.path))), None
+        )
 
 
 class SharedFile:
@@ -151,7 +153,9 @@ class SharedFile:
         what = f"no room for {size_bytes:,} bytes of shared memory: {error.strerror}"
         cure = "free some space there, or name another place for temporary files (TMPDIR)"
         if error.errno == errno.EFBIG:
-            cure = "allow larger files (ulimit -f unlimited); a board's file is long, and mostly empty"
+            cure = (
+                "allow larger files (ulimit -f unlimited); a board's file is long, and mostly empty"
+            )
         return RlsyncError(what, self.address.path, cure)
 
     def size_bytes(self) -> int:
@@ -169,7 +173,9 @@ class SharedFile:
     def read(self, size_bytes: int, offset: int) -> bytes:
         return os.pread(self.fd, size_bytes, offset)
 
-    def map(self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False) -> torch.Tensor:
+    def map(
+        self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False
+    ) -> torch.Tensor:
         """Map a page-aligned range as a flat ``uint8`` tensor, until no tensor uses the memory any more.
 
         A write to a read-only mapping ends the process at once (SIGSEGV).
@@ -204,7 +210,11 @@ class SharedFile:
     def try_lock(self, at: int, *, exclusive: bool) -> bool:
         """Lock one byte without waiting; returns whether this open file holds the lock now."""
         try:
-            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK, at))
+            fcntl.fcntl(
+                self.fd,
+                fcntl.F_OFD_SETLK,
+                _flock(fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK, at),
+            )
         except OSError as refusal:
             if refusal.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -217,7 +227,9 @@ class SharedFile:
     def is_locked(self, at: int, *, exclusively: bool = True) -> bool:
         """Whether another open file holds one byte exclusively, or in any way if not ``exclusively``."""
         asked = fcntl.F_RDLCK if exclusively else fcntl.F_WRLCK
-        found: int = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(asked, at)))[0]
+        found: int = struct.unpack(
+            _FLOCK, fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(asked, at))
+        )[0]
         return found != fcntl.F_UNLCK
 
     def claim(self, at: int) -> bool:
@@ -259,13 +271,16 @@ class FolderFile(SharedFile):
         base.mkdir(mode=0o700, exist_ok=True)
         if base.is_symlink() or base.stat().st_uid != os.getuid() or base.stat().st_mode & 0o077:
             cure = "remove it, or name another place for temporary files (TMPDIR)"
-            raise ConfigError("the folder of shared files is not this user's alone", str(base), cure)
+            raise ConfigError(
+                "the folder of shared files is not this user's alone", str(base), cure
+            )
         _remove_orphans(base)
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
         fd = os.open(new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         alive = _lock_file(new / _OWNER, exclusive=True)
         assert alive is not None
-        folder = new.rename(base / new.name.removeprefix(_NEW))  # only now: what has no owner is removed
+        # only now: what has no owner is removed
+        folder = new.rename(base / new.name.removeprefix(_NEW))
         file = cls(fd, FileAddress(os.getpid(), str(folder / name), cls.host()))
         file._held[_OWNED] = alive
         file._remove = weakref.finalize(file, _remove_own, folder, os.getpid())
@@ -351,7 +366,9 @@ class Mark(NamedTuple):
             words[i] = word
         return mark
 
-    def open(self, address: FileAddress, control_bytes: int, what: str) -> tuple[SharedFile, memoryview]:
+    def open(
+        self, address: FileAddress, control_bytes: int, what: str
+    ) -> tuple[SharedFile, memoryview]:
         """Open the file with this mark and map its control words; BoardClosed: its owner is gone."""
         file = SharedFile.open(address)
         if file.size_bytes() >= control_bytes:  # reading past the end would be SIGBUS

@@ -130,7 +130,9 @@ class UnrollCollector(RolloutCollector):
     ) -> None:
         player = player_of(network)
         where = f"UnrollCollector(num_workers={num_workers!r})"
-        check_count("num_workers", num_workers, 0, where, "give 0 to act in the learner's own process")
+        check_count(
+            "num_workers", num_workers, 0, where, "give 0 to act in the learner's own process"
+        )
         acting = max(1, num_workers)
         #: Whether a worker acts in the learner's own process, and there is no other.
         self.in_process = num_workers == 0
@@ -155,8 +157,12 @@ class UnrollCollector(RolloutCollector):
         counts = {"num_workers": acting, "rollouts_per_batch": rollouts_per_batch}
         check_settings(settings, counts, "UnrollCollector")
         if settings.slots < rollouts_per_batch:
-            what = f"a batch of {rollouts_per_batch} rollouts does not fit into {settings.slots} slots"
-            where = f"UnrollCollector(rollouts_per_batch={rollouts_per_batch}, slots={settings.slots})"
+            what = (
+                f"a batch of {rollouts_per_batch} rollouts does not fit into {settings.slots} slots"
+            )
+            where = (
+                f"UnrollCollector(rollouts_per_batch={rollouts_per_batch}, slots={settings.slots})"
+            )
             raise ConfigError(what, where, "give as many slots as rollouts, or leave slots out")
         stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
         self.board = self._made_board()
@@ -182,7 +188,12 @@ class UnrollCollector(RolloutCollector):
         else:
             self._workers = self._started(seed, logs)
         self._intake = Intake(
-            self._source(), self._workers, rollouts_per_batch, self.form, silent_timeout_s, stored_on
+            self._source(),
+            self._workers,
+            rollouts_per_batch,
+            self.form,
+            silent_timeout_s,
+            stored_on,
         )
         try:
             self._workers.await_start(start_timeout_s, logs)
@@ -194,7 +205,9 @@ class UnrollCollector(RolloutCollector):
         return BoardWriter()
 
     def _job(self, seed: int, logs: StartLogs) -> WorkerJob:
-        return WorkerJob(self.worker_settings, self.ring.handle, self.board.handle, seed, tuple(logs.each))
+        return WorkerJob(
+            self.worker_settings, self.ring.handle, self.board.handle, seed, tuple(logs.each)
+        )
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         return start_workers(self._job(seed, logs), self.ring)

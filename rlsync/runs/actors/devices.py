@@ -21,11 +21,15 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
             count = int(torch.get_device_module(device).device_count())
     except (RuntimeError, TypeError) as error:  # TypeError: not a name at all
         what = f"no device is called {str(name)!r}"
-        raise ConfigError(what, where, "give cpu, or an accelerator, for example cuda or cuda:1") from error
+        raise ConfigError(
+            what, where, "give cpu, or an accelerator, for example cuda or cuda:1"
+        ) from error
     number = device.index or 0
     if number >= count:
         held = f"{count or 'no'} {device.type.upper()} device{'s' * (count > 1)}"
-        raise ConfigError(f"no device {str(device)!r}: this machine has {held}", where, _cure(device, count))
+        raise ConfigError(
+            f"no device {str(device)!r}: this machine has {held}", where, _cure(device, count)
+        )
     if device.type == "cpu":
         return CPU
     return torch.device(device.type, number)
@@ -36,7 +40,9 @@ def device_of_each(
 ) -> tuple[torch.device, ...]:
     """The device on which each worker acts: one name for all workers, or one for each."""
     if workers > 1 << 16:  # a tuple of their devices might not fit into memory
-        raise ConfigError(f"{workers} workers are more than a machine runs", where, "give fewer workers")
+        raise ConfigError(
+            f"{workers} workers are more than a machine runs", where, "give fewer workers"
+        )
     if isinstance(names, str | torch.device):
         return (device_named(names, where),) * workers
     if not isinstance(names, Sequence):

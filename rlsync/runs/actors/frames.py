@@ -48,7 +48,8 @@ from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.player import Playable, Player, Record, player_of
 from rlsync.tensors.layout import Layout, LeafSpec
 
-if TYPE_CHECKING:  # workers need the names below and lay slots out, and tensordict takes seconds to import
+# workers need the names below and lay slots out, and tensordict takes seconds to import
+if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
     from rlsync.runs.actors.ring.reader import TakenRollout
@@ -98,7 +99,9 @@ class RolloutShape:
     def layout(self, player: Player) -> Layout:
         """The arrays of one slot. Final observations lie last: pages that are not written cost no memory."""
         arrays = self.arrays(player)
-        return Layout.build({"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]})
+        return Layout.build(
+            {"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]}
+        )
 
     def arrays(self, player: Player) -> _Arrays:
         steps = (self.steps, self.num_envs)
@@ -153,7 +156,9 @@ class Unrolls:
 
 
 def batch_of(
-    rollouts: Sequence[Mapping[str, Tensor]], records: Sequence[Record] = (), device: torch.device = CPU
+    rollouts: Sequence[Mapping[str, Tensor]],
+    records: Sequence[Record] = (),
+    device: torch.device = CPU,
 ) -> TensorDict:
     """The batch of some slots; see :mod:`rlsync.runs.actors.frames`.
 
@@ -189,19 +194,26 @@ def joined(parts: Sequence[Tensor], device: torch.device = CPU, along: int = 0) 
     return torch.cat(there, along)
 
 
-def last_observations(rollouts: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+def last_observations(
+    rollouts: Sequence[Mapping[str, Tensor]], device: torch.device
+) -> dict[str, Tensor]:
     """The last observations of truncated episodes, and where they belong; empty if there are none."""
     counts = [int(rollout[FINAL_COUNT]) for rollout in rollouts]
     if not sum(counts):
         return {}
     pairs = list(zip(rollouts, counts, strict=True))
     observations = [rollout[FINAL_OBSERVATION][:count] for rollout, count in pairs]
-    used = [{REWARD: rollout[REWARD], FINAL_INDEX: rollout[FINAL_INDEX][:count]} for rollout, count in pairs]
+    used = [
+        {REWARD: rollout[REWARD], FINAL_INDEX: rollout[FINAL_INDEX][:count]}
+        for rollout, count in pairs
+    ]
     indices = list(_shifted_indices(used))
     return {FINAL_OBSERVATION: joined(observations, device), FINAL_INDEX: joined(indices, device)}
 
 
-def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Sequence[str] = ()) -> None:
+def check_batch(
+    batch: TensorDictBase, network: Player | Playable, optional: Sequence[str] = ()
+) -> None:
     """Refuse a batch that is not what this module's table says, for this player.
 
     It looks at values, too, which waits for an accelerator: call it on the first batch of a run.
@@ -290,7 +302,9 @@ def concatenate(batches: Sequence[TensorDictBase], records: Sequence[Record] = (
         parts = [batch.get(key, None) for batch in batches]
         lacking = [number for number, part in enumerate(parts) if part is None]
         if lacking:
-            raise bad_batch(f"batch {lacking[0]} has no {key!r}, others have", batches[lacking[0]], "add it")
+            raise bad_batch(
+                f"batch {lacking[0]} has no {key!r}, others have", batches[lacking[0]], "add it"
+            )
         out[key] = torch.cat(parts, 1 if key in timed else 0)
     finals = [batch.get(FINAL_OBSERVATION) for batch in batches if FINAL_INDEX in batch]
     if finals:
@@ -333,8 +347,12 @@ def _check_ends(batch: TensorDictBase) -> None:
     odd = (batch.get(IS_INIT)[1:] != (terminated | truncated)).nonzero()
     if len(odd):
         t, b = odd[0].tolist()
-        cure = "write is_init[t+1] = terminated[t] | truncated[t], and reset at once after an episode"
-        raise bad_batch(f"step {t} of unroll {b} and 'is_init' of what follows do not agree", batch, cure)
+        cure = (
+            "write is_init[t+1] = terminated[t] | truncated[t], and reset at once after an episode"
+        )
+        raise bad_batch(
+            f"step {t} of unroll {b} and 'is_init' of what follows do not agree", batch, cure
+        )
     has_final = torch.zeros_like(truncated)
     if FINAL_INDEX in batch:
         index = batch.get(FINAL_INDEX)
@@ -343,16 +361,22 @@ def _check_ends(batch: TensorDictBase) -> None:
     if len(lacking):
         t, b = lacking[0].tolist()
         cure = "keep the last observation of an episode that is truncated, in 'final_observation'"
-        raise bad_batch(f"the truncated step {t} of unroll {b} has no final observation", batch, cure)
+        raise bad_batch(
+            f"the truncated step {t} of unroll {b} has no final observation", batch, cure
+        )
 
 
 def check_known(batch: TensorDictBase, known: Sequence[str]) -> None:
     for key in sorted(map(str, batch.keys())):
         if key not in known:
             near = nearest_name(key, known)
-            raise bad_batch(f"no batch has {key!r}", batch, f"did you mean {near!r}?" if near else "drop it")
+            raise bad_batch(
+                f"no batch has {key!r}", batch, f"did you mean {near!r}?" if near else "drop it"
+            )
 
 
 def bad_batch(what: str, batch: TensorDictBase, cure: str) -> ConfigError:
     has = ", ".join(sorted(map(str, batch.keys()))) or "nothing"
-    return ConfigError(what, f"batch; it has: {has}", f"{cure}; rlsync.runs.actors.frames lists the keys")
+    return ConfigError(
+        what, f"batch; it has: {has}", f"{cure}; rlsync.runs.actors.frames lists the keys"
+    )

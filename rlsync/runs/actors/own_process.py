@@ -46,7 +46,9 @@ class OwnProcess:
 
     def silent(self, timeout_s: float) -> AdoptionTimeout:
         what = f"no rollout was completed for {timeout_s:g} s"
-        return AdoptionTimeout(what, "acting in the learner's own process", "look at the environment")
+        return AdoptionTimeout(
+            what, "acting in the learner's own process", "look at the environment"
+        )
 
     def end(self, timeout_s: float) -> None:
         self._worker.close()

@@ -115,7 +115,9 @@ class Player(ABC):
         self.observation_dtype = observation_dtype
 
     @abstractmethod
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         """The state before the first step of N environments, which were just reset.
 
         Args:
@@ -127,7 +129,12 @@ class Player(ABC):
 
     @abstractmethod
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         """Choose the next action of every environment.
 
@@ -239,7 +246,9 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
     gives = f"{list(envs.observation_shape)} of {envs.observation_dtype}"
     if takes != gives:
         what = f"the player takes observations {takes}, the environment gives {gives}"
-        raise ConfigError(what, where, "build the network with the observation shape of the environment")
+        raise ConfigError(
+            what, where, "build the network with the observation shape of the environment"
+        )
     if player.actions != envs.actions:
         what = f"the player chooses from {player.actions}, the environment takes {envs.actions}"
         raise ConfigError(what, where, "build the network with the actions of the environment")
@@ -257,7 +266,12 @@ class Seat:
 
     @classmethod
     def taken(
-        cls, player: Player, seed: int, device: torch.device = CPU, worker: int = 0, num_workers: int = 1
+        cls,
+        player: Player,
+        seed: int,
+        device: torch.device = CPU,
+        worker: int = 0,
+        num_workers: int = 1,
     ) -> Seat:
         """Move a player's modules to a device, and give it random numbers there."""
         for module in player.modules.values():

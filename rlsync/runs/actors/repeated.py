@@ -32,7 +32,8 @@ class InOrder:
         self.run = ring.run
         self.pause = ring.pause
         self.give_back = ring.give_back
-        self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that was dropped
+        #: is told of each that was dropped
+        self.dropped: Callable[[TakenRollout], object] | None = None
 
     @property
     def closed(self) -> bool:
@@ -40,7 +41,9 @@ class InOrder:
 
     def take(self, timeout_s: float) -> TakenRollout | None:
         if self._next is None:
-            raise BoardClosed("the recorded rollouts are used up", "rerun", "it ends where the record ends")
+            raise BoardClosed(
+                "the recorded rollouts are used up", "rerun", "it ends where the record ends"
+            )
         while not self._early[self._next.worker]:
             taken = self._ring.take(timeout_s)
             if taken is None:
@@ -65,10 +68,14 @@ class RepeatedUnrolls(UnrollCollector):
     version, and the log tells it.
     """
 
-    def __init__(self, network: Any, env: Any, *, life: Life | FixedLag, lag: int, **given: Any) -> None:
+    def __init__(
+        self, network: Any, env: Any, *, life: Life | FixedLag, lag: int, **given: Any
+    ) -> None:
         workers = max(1, given["num_workers"])
         per_batch = given["rollouts_per_batch"]
-        plan: Plan = life.plan(workers) if isinstance(life, Life) else dict.fromkeys(range(workers), life)
+        plan: Plan = (
+            life.plan(workers) if isinstance(life, Life) else dict.fromkeys(range(workers), life)
+        )
         self._planned = PlannedBoard(plan, stays=True, timeout_s=given["silent_timeout_s"])
         self._life = life
         # Those of the run, and one with which each worker waits for its version.
@@ -78,8 +85,12 @@ class RepeatedUnrolls(UnrollCollector):
             # All rollouts of a version may be made before the learner takes the first of them.
             slots += max(Counter(rollout.version for rollout in life.rollouts).values())
         if slots > MAX_SLOTS:
-            what = f"{slots} rollouts may have to wait for the learner; a ring has {MAX_SLOTS} slots"
-            raise ConfigError(what, "collector.lag, or a rerun", "give a smaller lag, or publish more often")
+            what = (
+                f"{slots} rollouts may have to wait for the learner; a ring has {MAX_SLOTS} slots"
+            )
+            raise ConfigError(
+                what, "collector.lag, or a rerun", "give a smaller lag, or publish more often"
+            )
         super().__init__(network, env, **given | {"slots": slots, "when_full": "block"})
 
     def _made_board(self) -> PlannedBoard:
@@ -105,7 +116,9 @@ class RepeatedUnrolls(UnrollCollector):
                     logging.getLogger(__name__).warning(told, number, worker)
             elif again and life in (None, lives[worker]):
                 what = f"worker {worker} ended before its recorded life did"
-                raise WorkerLost(what, "rerun", "look for its own error above, and start the rerun anew")
+                raise WorkerLost(
+                    what, "rerun", "look for its own error above, and start the rerun anew"
+                )
             lives[worker] = life
             return start_worker(job, worker, life or 0)
 

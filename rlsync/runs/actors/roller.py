@@ -77,7 +77,9 @@ class Group:
         """The group's columns of a slot, once for all rollouts that go there."""
         part = slice(self.columns.start, self.columns.stop)
         records = self._seat.player.records
-        once = {record.name: slot[record.name][part] for record in records if record.per == "unroll"}
+        once = {
+            record.name: slot[record.name][part] for record in records if record.per == "unroll"
+        }
         by_step = [record.name for record in records if record.per == "step"]
         tensors = {name: slot[name][:, part].unbind(0) for name in (*_STEPPED, *by_step)}
         arrays = {name: list(slot[name][:, part].numpy()) for name in _COUNTED}
@@ -126,7 +128,9 @@ class Group:
         if not rows.once:
             return
         before = {**self._state, keys.LAST_REWARD: self._reward}
-        self._require("begin's state", {name: view.shape for name, view in rows.once.items()}, before)
+        self._require(
+            "begin's state", {name: view.shape for name, view in rows.once.items()}, before
+        )
         for name, view in rows.once.items():
             view.copy_(before[name])
 
@@ -134,7 +138,10 @@ class Group:
         row = self._steps[step]
         acted = self._act(row.observation, row.is_init, self._reward, self._state)
         if not self._checked:
-            wanted = {keys.ACTION: row.action.shape, **{name: view.shape for name, view in row.records}}
+            wanted = {
+                keys.ACTION: row.action.shape,
+                **{name: view.shape for name, view in row.records},
+            }
             self._require("act", wanted, {keys.ACTION: acted.action, **acted.records})
             self._checked = True
         self.envs.send(acted.action)
@@ -143,12 +150,16 @@ class Group:
         for name, view in row.records:
             view.copy_(acted.records[name])
 
-    def _act_here(self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State) -> Acted:
+    def _act_here(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State
+    ) -> Acted:
         """As :meth:`Seat.act` on the CPU, where nothing needs to be moved."""
         seat = self._seat
         return seat.player.act(observation, is_init, reward, state, seat.generator)
 
-    def _require(self, where: str, wanted: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
+    def _require(
+        self, where: str, wanted: Mapping[str, torch.Size], given: Mapping[str, Tensor]
+    ) -> None:
         """Refuse what is missing, and what copy_() would broadcast."""
         for name, shape in wanted.items():
             if name not in given or given[name].shape != shape:
@@ -166,7 +177,9 @@ class Group:
         row = self._steps[step]
         few = slice(max(1, _SAMPLED_BYTES // row.observation[0].nbytes))
         state = {name: value[few].clone() for name, value in self._state.items()}
-        seat.act(row.observation[few].clone(), row.is_init[few].clone(), self._reward[few].clone(), state)
+        seat.act(
+            row.observation[few].clone(), row.is_init[few].clone(), self._reward[few].clone(), state
+        )
 
     def finish(self, step: int) -> None:
         """Wait for the environments, and write what came of a step."""
@@ -180,7 +193,8 @@ class Group:
             self._keep_final(step, env, observation)
         self._returns += self._earned
         self._lengths += 1
-        if np.count_nonzero(ended):  # a game ends with an episode, but not every episode with a game
+        # a game ends with an episode, but not every episode with a game
+        if np.count_nonzero(ended):
             over = ended if game_over is None else game_over.numpy()
             row.episode_return[over] = self._returns[over]
             row.episode_length[over] = self._lengths[over]
@@ -190,7 +204,9 @@ class Group:
     def _keep_final(self, step: int, env: int, observation: Tensor) -> None:
         count = int(self._slot[keys.FINAL_COUNT])
         self._slot[keys.FINAL_OBSERVATION][count].copy_(observation)
-        self._slot[keys.FINAL_INDEX][count].copy_(torch.tensor([step, self.columns[env]], device="cpu"))
+        self._slot[keys.FINAL_INDEX][count].copy_(
+            torch.tensor([step, self.columns[env]], device="cpu")
+        )
         self._slot[keys.FINAL_COUNT].fill_(count + 1)
 
     def end(self) -> None:
@@ -211,7 +227,9 @@ class Roller:
     ) -> None:
         count = shape.num_envs
         sizes = [count // 2, count - count // 2] if overlap else [count]
-        self._groups = [Group(make_envs(n), seat, sum(sizes[:number])) for number, n in enumerate(sizes)]
+        self._groups = [
+            Group(make_envs(n), seat, sum(sizes[:number])) for number, n in enumerate(sizes)
+        ]
         self._steps = shape.steps
         self._rows: dict[int, list[Rows]] = {}  # of each group, by the number of the slot
         self._step = 0

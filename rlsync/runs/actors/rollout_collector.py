@@ -181,7 +181,9 @@ class RolloutCollector(BaseCollector):
         if worker_ids is not None or kwargs:
             what = "a board publishes to all workers alike"
             cure = "pass weights alone, or nothing"
-            raise PublishError(what, f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})", cure)
+            raise PublishError(
+                what, f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})", cure
+            )
         weights = next((w for w in (policy_or_weights, weights, policy) if w is not None), None)
         if weights_dict is not None:
             sent = weights_dict
@@ -243,7 +245,8 @@ class RolloutCollector(BaseCollector):
             close_env: not used: environments end with their workers.
             raise_on_error: not used.
         """
-        if not self.closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
+        # a forked worker has a copy of this object
+        if not self.closed and os.getpid() == self._pid:
             self.closed = True
             if "_intake" in vars(self):  # the constructor came as far as the workers
                 self._intake.close()

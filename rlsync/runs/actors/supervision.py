@@ -39,11 +39,13 @@ class Restarts:
         [0.5, 1.0, 2.0, 4.0]
     """
 
-    at_most: int = 5  #: restarts of one worker within ``window_s``; if it ends once more, the run ends
+    #: restarts of one worker within ``window_s``; if it ends once more, the run ends
+    at_most: int = 5
     #: restarts in a row after the same error and as many rollouts: such an error comes again and again
     alike_at_most: int = 1
     window_s: float = 600.0  #: seconds after which a restart no longer counts
-    first_pause_s: float = 0.5  #: seconds before the first restart; each further pause is twice as long
+    #: seconds before the first restart; each further pause is twice as long
+    first_pause_s: float = 0.5
     longest_pause_s: float = 30.0  #: upper limit of a pause, seconds
 
     def __post_init__(self) -> None:
@@ -51,7 +53,9 @@ class Restarts:
             min(self.at_most, self.alike_at_most) < 0
             or min(self.window_s, self.first_pause_s, self.longest_pause_s) < 0
         ):
-            raise ConfigError("a number is below zero", str(self), "at_most=0 never starts a worker again")
+            raise ConfigError(
+                "a number is below zero", str(self), "at_most=0 never starts a worker again"
+            )
 
     def pause_s(self, already: int) -> float:
         """Seconds to wait before the next restart of a worker.
@@ -67,7 +71,8 @@ class Pauses(Generic[_Who]):
 
     def __init__(self, restarts: Restarts) -> None:
         self._restarts = restarts
-        self._ended: dict[_Who, list[float]] = {}  # the ends within the window, times of the monotonic clock
+        # the ends within the window, times of the monotonic clock
+        self._ended: dict[_Who, list[float]] = {}
         self.due: dict[_Who, float] = {}  # when to start it; whoever does so takes it out
 
     def note_end(self, who: _Who) -> float | None:
@@ -168,8 +173,11 @@ class Supervisor:
         return [worker for worker in range(len(self.procs)) if worker not in self._pauses.due]
 
     def _end_silent(self) -> list[int]:
-        over = self._silence.look({w: self._ring.writer(w).heartbeat_age_s for w in self._not_due()})
-        silent = [worker for worker in over if not self._has_ended(worker)]  # the next look notes an end
+        over = self._silence.look(
+            {w: self._ring.writer(w).heartbeat_age_s for w in self._not_due()}
+        )
+        # the next look notes an end
+        silent = [worker for worker in over if not self._has_ended(worker)]
         if len(silent) == len(self.procs):
             raise self._nothing_came(self._silence.timeout_s)
         for worker in silent:
@@ -198,7 +206,9 @@ class Supervisor:
             raise WorkerLost(end, "collecting rollouts", _CURE)
         _, _, words = self._ring.writer(worker).last_words.partition("\n")
         end = self._how_it_ended(worker)
-        _log.warning("%s; it is started again in %g s%s", end, pause_s, f"\n{words}" if words else "")
+        _log.warning(
+            "%s; it is started again in %g s%s", end, pause_s, f"\n{words}" if words else ""
+        )
 
     def _ended_alike(self, worker: int) -> int:
         """The number of newest lives that ended with this error after as many rollouts; 0: no error."""
@@ -263,14 +273,18 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         for process in self.procs:
             process.join(max(0.0, deadline - time.monotonic()))
-        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.terminate, _AFTER_SIGTERM_S)
+        _end_each(
+            [p for p in self.procs if p.exitcode is None], BaseProcess.terminate, _AFTER_SIGTERM_S
+        )
         _end_each(self.procs, end_group, _AFTER_SIGKILL_S)
         for process in self.procs:
             process.close()
         self.procs = []
 
 
-def _end_each(processes: Sequence[BaseProcess], how: Callable[[BaseProcess], None], timeout_s: float) -> None:
+def _end_each(
+    processes: Sequence[BaseProcess], how: Callable[[BaseProcess], None], timeout_s: float
+) -> None:
     for process in processes:
         how(process)
     deadline = time.monotonic() + timeout_s
@@ -278,4 +292,6 @@ def _end_each(processes: Sequence[BaseProcess], how: Callable[[BaseProcess], Non
         process.join(max(0.0, deadline - time.monotonic()))
 
 
-_CURE = "look at the worker's own error above, or in the kernel's log if memory was short; then resume"
+_CURE = (
+    "look at the worker's own error above, or in the kernel's log if memory was short; then resume"
+)

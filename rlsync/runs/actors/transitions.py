@@ -98,7 +98,9 @@ class Transitions:
             made = self._in_slot(rollouts[0])
         else:
             slots = [rollout.views for rollout in rollouts]
-            arrays = {name: joined([slot[name] for slot in slots], device, 1) for name in self._timed()}
+            arrays = {
+                name: joined([slot[name] for slot in slots], device, 1) for name in self._timed()
+            }
             arrays |= {name: joined([slot[name] for slot in slots], along=1) for name in _BESIDE}
             if self._choices is not None:
                 arrays[keys.ACTION] = functional.one_hot(arrays[keys.ACTION], self._choices)

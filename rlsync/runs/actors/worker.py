@@ -33,7 +33,8 @@ from rlsync.sync.sample import Shadow
 from rlsync.sync.starting import StartLog
 from rlsync.transport.board.reader import BoardHandle
 
-_SEEDS_APART = 1_000_003  #: the seeds of a worker's next life lie this far from those of the life before
+#: the seeds of a worker's next life lie this far from those of the life before
+_SEEDS_APART = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +59,23 @@ class WorkerJob:
     ring: RingHandle  # where rollouts go
     board: BoardHandle | PlannedHandle  # where weights come from
     seed: int  # of the first environment of the first worker
-    logs: tuple[StartLog, ...]  # where each worker leaves what it prints while it makes its environments
+    # where each worker leaves what it prints while it makes its environments
+    logs: tuple[StartLog, ...]
 
 
 def start_workers(job: WorkerJob, ring: RolloutRing) -> Supervisor:
     """Start the worker processes of this host; wait for them with :meth:`Supervisor.await_start`."""
     settings = job.settings
     start = partial(start_worker, job)
-    return Supervisor(start, len(settings.devices), ring, settings.restarts, settings.silent_timeout_s)
+    return Supervisor(
+        start, len(settings.devices), ring, settings.restarts, settings.silent_timeout_s
+    )
 
 
 def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
     method = job.settings.start_method
-    if method == "forkserver":  # imports take seconds: the fork server does them once, for restarts too
+    # imports take seconds: the fork server does them once, for restarts too
+    if method == "forkserver":
         set_forkserver_preload(["__main__", __name__, type(job.settings.player).__module__])
     return start_process(method, run_worker, (job, worker, life), f"rlsync worker {worker}")
 
@@ -97,7 +102,9 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
     except Exception as error:
         what = error.what if isinstance(error, RlsyncError) else str(error)
         headline = f"{type(error).__name__}: {what.strip()}".splitlines()[0]
-        writer.leave_last_words("\n".join([headline, "".join(traceback.format_exception(error)).rstrip()]))
+        writer.leave_last_words(
+            "\n".join([headline, "".join(traceback.format_exception(error)).rstrip()])
+        )
         raise
     finally:
         writer.close()
@@ -161,7 +168,9 @@ class Worker:
         self._settings = settings
         self._writer = writer
         device = settings.devices[worker]
-        self.adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
+        self.adopter = adopting(
+            job.board, worker, settings.player, settings.adopt, device, prove=True
+        )
         if isinstance(self.adopter.reader, PlannedReader):
             self.adopter.reader.waiting = writer.count_wait
         #: What is added to the seed of a run, or to a new one, for the first environment of this worker.
@@ -169,7 +178,9 @@ class Worker:
         seed = writer.new_seed()
         self._first_seed = (job.seed if seed is None else seed) + self._offset
         seed_all(self._first_seed)
-        self._seat = Seat.taken(settings.player, self._first_seed, device, worker, len(settings.devices))
+        self._seat = Seat.taken(
+            settings.player, self._first_seed, device, worker, len(settings.devices)
+        )
         self._roller: Roller | None = None
 
     def make_envs(self) -> None:

@@ -17,7 +17,11 @@ from rlsync.runs.life.job import Job, examined_jobs, try_checkpoints
 from rlsync.runs.life.output import EXIT_USAGE
 from rlsync.runs.life.training import prepare_process, shut_down
 from rlsync.runs.recipes import registry
-from rlsync.runs.recipes.evaluating import tried_by_evaluations, tried_by_workers, whether_episodes_end
+from rlsync.runs.recipes.evaluating import (
+    tried_by_evaluations,
+    tried_by_workers,
+    whether_episodes_end,
+)
 from rlsync.runs.recipes.settings import ClusterConfig, Config, LoggerConfig
 from rlsync.runs.recipes.timeline import Timeline, timeline
 from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
@@ -110,7 +114,9 @@ def _try(job: Job, facts: dict[str, str], config_dir: Path | None) -> list[Rlsyn
             trials.append(tried_by_evaluations(config, job.recipe, job.spaces))
     except RlsyncError as error:
         return [error]
-    facts["looked at"] = "; ".join([*looked_at, *map(str, trials), whether_episodes_end(config, trials)])
+    facts["looked at"] = "; ".join(
+        [*looked_at, *map(str, trials), whether_episodes_end(config, trials)]
+    )
     return []
 
 
@@ -129,7 +135,9 @@ def _start(job: Job) -> None:
     In an environment of one's own they play one batch, for a step may raise there.
     """
     with TemporaryDirectory() as folder:
-        config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
+        config = replace(
+            job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none")
+        )
         prepare_process()
         with shut_down(replace(job, config=config).build()) as trainer:
             if config.env.names_module:
@@ -145,12 +153,18 @@ def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
             configs = f"these {len(told)} configs"
         lines = [f"{word} {text}" for facts in told for word, text in facts.items()]
         return "\n".join([f"nothing is wrong with {configs}", *dict.fromkeys(lines)])
-    return "\n\n".join([*map(str, errors), "1 error" if len(errors) == 1 else f"{len(errors)} errors"])
+    return "\n\n".join(
+        [*map(str, errors), "1 error" if len(errors) == 1 else f"{len(errors)} errors"]
+    )
 
 
-def as_json(errors: list[RlsyncError], told: list[dict[str, str]], plans: list[Timeline | str]) -> str:
+def as_json(
+    errors: list[RlsyncError], told: list[dict[str, str]], plans: list[Timeline | str]
+) -> str:
     """``{"ok", "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}], "plans"}``."""
-    wrong = [{"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors]
+    wrong = [
+        {"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors
+    ]
     drawn_up = [asdict(plan) if isinstance(plan, Timeline) else None for plan in plans]
     facts = {"ok": not errors, "errors": wrong, "configs": told}
     return json_of({**facts, "plans": drawn_up, "glossary": planned.GLOSSARY})

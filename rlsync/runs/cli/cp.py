@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
     own = "my_configs"
     parser.add_argument("config", metavar="GROUP/NAME", help="as rlsync ls lists it")
     parser.add_argument("folder", metavar="FOLDER", nargs="?", default=own, help=f"default: {own}")
-    parser.add_argument("--as", dest="name", metavar="NAME", help="the copy's name; default: my_NAME")
+    parser.add_argument(
+        "--as", dest="name", metavar="NAME", help="the copy's name; default: my_NAME"
+    )
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     given = parser.parse_args(arguments)
     config = find(given.config)
@@ -51,7 +53,14 @@ def main(arguments: list[str]) -> int:
     shutil.copyfile(config.path, copy)
     print(f"copied {config} to {copy}; use it with")
     for beside in companions(config):
-        command = ["rlsync", "train", "--config-dir", str(given.folder), f"{config.group}={name}", *beside]
+        command = [
+            "rlsync",
+            "train",
+            "--config-dir",
+            str(given.folder),
+            f"{config.group}={name}",
+            *beside,
+        ]
         print(f"  {shlex.join(command)}")
     return 0
 
@@ -62,12 +71,16 @@ def find(name: str) -> Shipped:
         return known[name]
     same_end = [full for full in known if full.endswith("/" + name)]
     hint = did_you_mean(same_end[0] if same_end else nearest_name(name, known))
-    raise ConfigError(f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all")
+    raise ConfigError(
+        f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all"
+    )
 
 
 def _checked_name(name: str, config: Shipped) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w-]*", name):
-        raise ConfigError(f"a config cannot be named {name!r}", "--as", "use letters, digits, _ and -")
+        raise ConfigError(
+            f"a config cannot be named {name!r}", "--as", "use letters, digits, _ and -"
+        )
     if name in [other.name for other in shipped.groups()[config.group]]:
         what = f"a shipped config is already named {config.group}/{name}, and Hydra would find that one first"
         raise ConfigError(what, f"--as {name}", f"choose another name, for example my_{name}")
@@ -84,8 +97,12 @@ def companions(config: Shipped) -> list[list[str]]:
         for name, words in envs.items()
     }
     names = [config.name]
-    if config.group == ENV:  # what is tuned for a kind is also for a file that builds on that kind's
-        names += [str(base) for base in OmegaConf.select(OmegaConf.load(config.path), "defaults", default=[])]
+    # what is tuned for a kind is also for a file that builds on that kind's
+    if config.group == ENV:
+        names += [
+            str(base)
+            for base in OmegaConf.select(OmegaConf.load(config.path), "defaults", default=[])
+        ]
     chosen_by = {f"{config.group}={name}" for name in names}
     found = []
     for tuned in all_groups[TUNED]:
@@ -102,7 +119,9 @@ def companions(config: Shipped) -> list[list[str]]:
             found.append([f"{RECIPE}={file.name}"])
     if config.group == CLUSTER and OmegaConf.load(config.path).kind != THIS_MACHINE:
         settings = {name: registry.recipe_named(name).settings() for name in registry.SHIPPED}
-        found += [[f"{RECIPE}={name}"] for name, of_it in settings.items() if of_it.acts_on_clusters()]
+        found += [
+            [f"{RECIPE}={name}"] for name, of_it in settings.items() if of_it.acts_on_clusters()
+        ]
     # A recipe, and a config that no recipe chooses by its name, can also be used alone.
     if config.group == RECIPE or not found:
         return [[], *found]

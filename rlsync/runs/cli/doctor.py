@@ -99,7 +99,9 @@ def show(findings: list[Finding], console: Console) -> None:
     width = max((len(finding.what) for finding in findings), default=0)
     for finding in findings:
         verdict = (f"{finding.verdict:<6}", _COLOURS[finding.verdict])
-        console.print(Text.assemble(verdict, f"{finding.what:<{width}}  {finding.found}"), soft_wrap=True)
+        console.print(
+            Text.assemble(verdict, f"{finding.what:<{width}}  {finding.found}"), soft_wrap=True
+        )
         if finding.cure:
             console.print(Text(f"      cure  {finding.cure}", style="italic"), soft_wrap=True)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _COLOURS}
@@ -113,7 +115,9 @@ def env_findings(config: Config, timeout_s: float) -> list[Finding]:
     """
     env = config.env
     seed = config.seed
-    said: list[Any] = [users_trainer.run_apart(_play, env, seed, each, timeout_s) for each in (1, 2)]
+    said: list[Any] = [
+        users_trainer.run_apart(_play, env, seed, each, timeout_s) for each in (1, 2)
+    ]
     for each in said:
         if isinstance(each, users_trainer.Failed):
             return [Finding("fail", env.id, each.why, each.cure)]
@@ -175,7 +179,9 @@ def _sync(found: Examination) -> Finding:
     routes = ", ".join(f"{destination} from {source}" for destination, source in found.routes)
     if found.sync:
         return Finding("ok", "sync", f"{found.sync}: {routes or 'it is not known what it sends'}")
-    return Finding("warn", "sync", f"no hook publishes weights; checked {routes or 'nothing'}", _adopt(found))
+    return Finding(
+        "warn", "sync", f"no hook publishes weights; checked {routes or 'nothing'}", _adopt(found)
+    )
 
 
 def _sources(found: Examination) -> Iterator[Finding]:
@@ -184,31 +190,47 @@ def _sources(found: Examination) -> Iterator[Finding]:
         cure = "name the module that the optimizer trains, or give the optimizer the parameters of this one"
         if "." in source and not source.endswith("_params"):  # a part of a loss
             cure += f"; TorchRL's losses keep it under {source}_params"
-        yield Finding("warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure)
+        yield Finding(
+            "warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure
+        )
     yield from (Finding("warn", "source", why.what, why.cure) for why in covered.stuck)
     if covered.unheld:
         cure = "give them to the optimizer, unless they are frozen on purpose"
-        yield Finding("warn", "unheld", f"sent, and in no optimizer: {listed(covered.unheld, _NAMES)}", cure)
+        yield Finding(
+            "warn", "unheld", f"sent, and in no optimizer: {listed(covered.unheld, _NAMES)}", cure
+        )
     if covered.unsent:
         cure = "name a source that contains them, unless the workers do not need them"
-        yield Finding("warn", "unsent", f"trained, and not sent: {listed(covered.unsent, _NAMES)}", cure)
+        yield Finding(
+            "warn", "unsent", f"trained, and not sent: {listed(covered.unsent, _NAMES)}", cure
+        )
     if covered.unreached:
         told = f"in the workers, and in no entry: {listed(covered.unreached, _NAMES)}"
-        yield Finding("warn", "unreached", told, "give them an entry, unless they are to stay as they are")
+        yield Finding(
+            "warn", "unreached", told, "give them an entry, unless they are to stay as they are"
+        )
 
 
 def _arrival(found: Examination, arrival: Arrival) -> Finding:
     verdict, said, cure = _judge(found, arrival)
-    return Finding(verdict, f"{arrival.destination} of {arrival.worker}", f"{said}: {arrival.detail}", cure)
+    return Finding(
+        verdict, f"{arrival.destination} of {arrival.worker}", f"{said}: {arrival.detail}", cure
+    )
 
 
 def _outputs(found: Examination) -> Iterator[Finding]:
     """Whether what arrived also acts; said once if it is said of several workers."""
-    said = [Finding("fail", "outputs", why, OUTPUTS_CURE) for judged in found.outputs for why in judged.wrong]
+    said = [
+        Finding("fail", "outputs", why, OUTPUTS_CURE)
+        for judged in found.outputs
+        for why in judged.wrong
+    ]
     for judged in found.outputs:
         said += [Finding("ok", "outputs", f"not compared: {why}") for why in judged.untold]
         if judged.held and not judged.wrong:
-            said.append(Finding("ok", "outputs", "the policies compute what the learner's module computes"))
+            said.append(
+                Finding("ok", "outputs", "the policies compute what the learner's module computes")
+            )
     yield from dict.fromkeys(said)
 
 
@@ -243,12 +265,16 @@ def _cure_of_lost(found: Examination) -> str:
         return "rlsync explain FILE.py:FUNCTION shows what the map moves"
     if found.processes:
         return _adopt(found)
-    return f"TorchRL ignores a map on a collector without schemes, without an error; {_adopt(found)}"
+    return (
+        f"TorchRL ignores a map on a collector without schemes, without an error; {_adopt(found)}"
+    )
 
 
 def _adopt(found: Examination) -> str:
     """The code that lets rlsync publish."""
-    routes = ", ".join(f"{name!r}: {source!r}" for name, source in found.routes if " " not in source)
+    routes = ", ".join(
+        f"{name!r}: {source!r}" for name, source in found.routes if " " not in source
+    )
     sync = f"rlsync.SyncWeights({{{routes or repr('policy') + ': ...'}}}).register(trainer)"
     if found.on_board or not found.processes:
         return sync

@@ -97,7 +97,11 @@ def main(arguments: list[str]) -> int:
         }
         if shown is not None:
             played = shown.episode
-            facts["video"] = {"file": str(shown.file), "return": played.total, "length": played.length}
+            facts["video"] = {
+                "file": str(shown.file),
+                "return": played.total,
+                "length": played.length,
+            }
         print_document(json_of(facts))
     elif not given.no_video:
         print(f"no video: {why_none}" if shown is None else f"video {shown}")
@@ -109,7 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     run = "the run's folder, as rlsync train prints it; of a population its best agent plays"
     parser.add_argument("run", type=Path, help=run)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")
+    which.add_argument(
+        "--best", action="store_true", help="the version that had the run's best evaluation"
+    )
     other = "another checkpoint, or another run's (default: the run's)"
     which.add_argument("--checkpoint", type=Path, metavar="PATH", help=other)
     episodes = "how many (default: 20)"
@@ -150,7 +156,9 @@ def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
     return replace(env, kwargs={**env.kwargs, "max_episode_steps": steps})
 
 
-def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> tuple[Filmed | None, str]:
+def _stage(
+    acting: CheckpointPlayer, file: Path, given: argparse.Namespace
+) -> tuple[Filmed | None, str]:
     """Where the film is made; or nowhere, and why, unless the user insists on one."""
     if given.no_video:
         return None, "not asked for"

@@ -29,14 +29,18 @@ arguments name no trainer
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of("explain", "Print what a sync map moves, leaf by leaf, without training.", _EXAMPLES)
+    parser = parser_of(
+        "explain", "Print what a sync map moves, leaf by leaf, without training.", _EXAMPLES
+    )
     folder = "a folder of your own configs, as for rlsync train"
     parser.add_argument("--config-dir", metavar="DIR", help=folder)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     limit = f"seconds that running your file, and building the trainer, may take (default {TIMEOUT_S:g})"
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, metavar="S", help=limit)
     parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
-    parser.add_argument("target", nargs="*", help=f"overrides as for rlsync train, or {FORM}: {MEANING}")
+    parser.add_argument(
+        "target", nargs="*", help=f"overrides as for rlsync train, or {FORM}: {MEANING}"
+    )
     given = parser.parse_args(arguments)
     own = [] if given.config_dir is None else ["--config-dir", given.config_dir]
     own += [trust.FLAG] if given.trust else []

@@ -34,7 +34,9 @@ that this format cannot hold or a wrong command line, 130 after Ctrl-C
 def main(arguments: list[str]) -> int:
     parser = parser_of("export", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
-    parser.add_argument("file", type=Path, help="what is written: a .safetensors, a .pt2 or an .onnx")
+    parser.add_argument(
+        "file", type=Path, help="what is written: a .safetensors, a .pt2 or an .onnx"
+    )
     weights = "best, last or a version: the run's best evaluation, its checkpoint (default), one of these two"
     parser.add_argument("--which", default="last", help=weights)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")

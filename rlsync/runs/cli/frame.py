@@ -40,11 +40,21 @@ the run cannot be made again, or a wrong command line, 130 after Ctrl-C
 def main(arguments: list[str]) -> int:
     parser = parser_of("frame", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
-    parser.add_argument("number", type=int, nargs="?", metavar="NUMBER", help="from 1, in order of use")
-    for name, what in (("worker", "who made it"), ("rollout", "of the worker"), ("step", "of the rollout")):
+    parser.add_argument(
+        "number", type=int, nargs="?", metavar="NUMBER", help="from 1, in order of use"
+    )
+    for name, what in (
+        ("worker", "who made it"),
+        ("rollout", "of the worker"),
+        ("step", "of the rollout"),
+    ):
         parser.add_argument(f"--{name}", type=int, metavar=name[0].upper(), help=f"{what}, from 0")
-    parser.add_argument("--env", type=int, default=0, metavar="E", help="of the worker, from 0 (default 0)")
-    parser.add_argument("--from", type=int, metavar="LIFE", dest="first", help="the run's life (default 1)")
+    parser.add_argument(
+        "--env", type=int, default=0, metavar="E", help="of the worker, from 0 (default 0)"
+    )
+    parser.add_argument(
+        "--from", type=int, metavar="LIFE", dest="first", help="the run's life (default 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
     given = parser.parse_intermixed_args(arguments, argparse.Namespace(until=None))
@@ -68,11 +78,17 @@ def main(arguments: list[str]) -> int:
     told |= {name: value.tolist() for name, value in seen.items()}
     if "action" in seen:
         told["sent"] = sent(job.config.env, seen["action"]).tolist()
-    told["digests"] = {leaf: f"{it:016x}" for leaf, it in life.digests.get(made.version, {}).items()}
-    told["equal"] = {f"stored {name}": torch.equal(kept[name], seen[name]) for name in seen if name in kept}
+    told["digests"] = {
+        leaf: f"{it:016x}" for leaf, it in life.digests.get(made.version, {}).items()
+    }
+    told["equal"] = {
+        f"stored {name}": torch.equal(kept[name], seen[name]) for name in seen if name in kept
+    }
     told["equal"]["recorded version"] = bool(seen.get("policy_version", -1) == made.version)
     told["rerun"] = str(found)
-    lines = (f"{name:<18} {shorten(str(value), 400, placeholder=' ...')}" for name, value in told.items())
+    lines = (
+        f"{name:<18} {shorten(str(value), 400, placeholder=' ...')}" for name, value in told.items()
+    )
     if given.json:
         print_document(json_of(told, None))
     else:

@@ -37,7 +37,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("group", nargs="*", type=lambda word: word.replace("/", "=", 1), help=group)
     keys = "list keys: type, range, default and what each is for"
     parser.add_argument("--keys", action="store_true", help=keys)
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too")
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
     if given.config_dir is not None and not given.config_dir.is_dir():

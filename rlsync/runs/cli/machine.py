@@ -88,7 +88,9 @@ def memory_file() -> Finding:
         file.map(PAGE_BYTES, 0, writable=True).fill_(7)
         written = file.read(1, 0) == b"\x07"
         command = [sys.executable, "-S", "-c", _OPEN, file.address.path]
-        opened = subprocess.run(command, capture_output=True, text=True, timeout=_OPEN_TIMEOUT_S, check=False)
+        opened = subprocess.run(
+            command, capture_output=True, text=True, timeout=_OPEN_TIMEOUT_S, check=False
+        )
         file.close()
     except RlsyncError as error:
         return Finding("fail", what, error.what, error.cure)
@@ -122,7 +124,9 @@ def lock() -> Finding:
     except RlsyncError as error:
         return Finding("fail", what, error.what, error.cure)
     except OSError as error:
-        return Finding("fail", what, str(error), f"{KIND_VARIABLE}=folder, or no sandbox that filters fcntl")
+        return Finding(
+            "fail", what, str(error), f"{KIND_VARIABLE}=folder, or no sandbox that filters fcntl"
+        )
     if not all(steps):
         cure = "report this machine's kernel with --markdown"
         return Finding("fail", what, f"they do not work: {steps}", cure)
@@ -163,7 +167,9 @@ def shm_size(folder: Path = Path("/dev/shm")) -> Finding:
     room = shutil.disk_usage(folder)
     found = f"{room.free // 2**20:,} MiB free of {room.total // 2**20:,} MiB"
     if min(room.total, room.free) <= _SMALL_SHM_BYTES:
-        cure = "docker: --shm-size=1g; batches of process collectors and TorchRL's own schemes need it"
+        cure = (
+            "docker: --shm-size=1g; batches of process collectors and TorchRL's own schemes need it"
+        )
         return Finding("warn", what, found, cure)
     return Finding("ok", what, found)
 
@@ -174,7 +180,9 @@ def descriptors() -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= _FEW_DESCRIPTORS:
         return Finding("ok", "file descriptors", found)
     verdict: Grade = "warn" if soft >= _NEEDED_DESCRIPTORS else "fail"
-    return Finding(verdict, "file descriptors", found, f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}")
+    return Finding(
+        verdict, "file descriptors", found, f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}"
+    )
 
 
 def threads(count: int, cores: int) -> Finding:
@@ -190,7 +198,9 @@ def omp(setting: str | None, cores: int) -> Finding:
     """The value of OMP_NUM_THREADS, which each worker process inherits."""
     what = "OMP_NUM_THREADS"
     if setting is None:
-        return Finding("ok", what, "not set: TorchRL's workers use one thread, other processes all cores")
+        return Finding(
+            "ok", what, "not set: TorchRL's workers use one thread, other processes all cores"
+        )
     if not setting.isdigit() or not 1 <= int(setting) <= cores:
         return Finding("warn", what, f"{setting}, with {cores} usable cores", f"export {what}=1")
     return Finding("ok", what, setting)
@@ -220,8 +230,12 @@ def publish_ratio() -> Finding:
         board = BoardWriter()
     except RlsyncError as error:  # which another finding tells
         return Finding("warn", "a publish", f"not measured: {error.what}", error.cure)
-    leaves = Leaves(nn.ParameterList(torch.ones(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a network")
-    plain = Leaves(nn.ParameterList(torch.zeros(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a copy")
+    leaves = Leaves(
+        nn.ParameterList(torch.ones(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a network"
+    )
+    plain = Leaves(
+        nn.ParameterList(torch.zeros(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a copy"
+    )
     publishes = []
     copies = []
     with closing(board):
@@ -253,7 +267,9 @@ def quota_cores(cgroup: Path) -> int:
         if (both := cgroup / "cpu.max").is_file():
             quota, period = both.read_text().split()
         else:
-            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{n}_us").read_text() for n in ("quota", "period"))
+            quota, period = (
+                (cgroup / "cpu" / f"cpu.cfs_{n}_us").read_text() for n in ("quota", "period")
+            )
         if quota == "max" or int(quota) <= 0:
             return unlimited
         return math.ceil(int(quota) / int(period))
@@ -294,7 +310,9 @@ def _required() -> Iterator[Finding]:
     for requirement in map(Requirement, importlib.metadata.requires(_PACKAGE) or ()):
         marker = requirement.marker
         needed = marker is None or marker.evaluate({"extra": ""})
-        of_users = any(marker and marker.evaluate({"extra": e}) for e in extras if e not in _NOT_FOR_USERS)
+        of_users = any(
+            marker and marker.evaluate({"extra": e}) for e in extras if e not in _NOT_FOR_USERS
+        )
         if requirement.name in seen or not (needed or of_users):
             continue
         seen.add(requirement.name)

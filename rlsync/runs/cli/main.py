@@ -135,7 +135,9 @@ def _run(words: list[str]) -> int:
         if plain := re.match("-?[\u2013\u2014\u2212]+-?", word):
             bare = word[plain.end() :]
             cure = f"write --{bare}" + f", or {bare} if it is a key" * ("=" in bare)
-            raise ConfigError(f"{word!r} begins with the dash of a text editor", "the command line", cure)
+            raise ConfigError(
+                f"{word!r} begins with the dash of a text editor", "the command line", cure
+            )
     if words[0] == "--version":
         print(f"rlsync {__version__}")
         return 0
@@ -162,7 +164,9 @@ def will_start_workers(words: Sequence[str]) -> bool:
     return not any(word.startswith(other_ways) for word in words)
 
 
-def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:
+def parser_of(
+    verb: str, about: str, examples: str, usage: str | None = None
+) -> argparse.ArgumentParser:
     """A verb with a usage of its own takes overrides, too, so its options cannot be abbreviated.
 
     Arguments of the type ``Path`` become absolute here: an environment may change the working directory.

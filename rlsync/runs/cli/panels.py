@@ -20,7 +20,8 @@ from rlsync.runs.life.run_folder import Curve, NotRecorded, RunFolder
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", "-.", ":")  #: different dashes, so that both lines can be seen where they overlap
+#: different dashes, so that both lines can be seen where they overlap
+DASHES = ("-", "--", "-.", ":")
 
 #: A curve with more points is drawn as medians of groups, with a band from the 5th to the 95th percentile.
 MOST_POINTS = 150
@@ -53,7 +54,8 @@ class Panel:
     x: str
     y: str
     layers: tuple[Layer, ...]
-    scale: Callable[[Axes], object] = lambda axes: None  # sets scale and ticks, after everything is drawn
+    # sets scale and ticks, after everything is drawn
+    scale: Callable[[Axes], object] = lambda axes: None
 
 
 Reading = tuple[Panel, Layer, str, Curve]  #: the curve of the run of this name for one layer
@@ -72,7 +74,9 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
     readings, notes = _read(runs)
     panels = list(dict.fromkeys(panel for panel, *_ in readings))
     if not panels:
-        raise ConfigError("there is nothing to draw", "; ".join(notes), "name a run that has published")
+        raise ConfigError(
+            "there is nothing to draw", "; ".join(notes), "name a run that has published"
+        )
     looks = zip(runs, itertools.cycle(COLOURS), itertools.cycle(DASHES))
     styles = {name: Style(colour, dashes, alone=len(runs) == 1) for name, colour, dashes in looks}
     # Two panels a row; the first one, and a last one without a partner, fill a row.
@@ -88,7 +92,9 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
         _finish(axes[place], panel)
     _name_runs(figure, runs, styles, readings)
     if notes:
-        figure.supxlabel("left out: " + "\n".join(notes), x=0.01, ha="left", fontsize="small", color="0.4")
+        figure.supxlabel(
+            "left out: " + "\n".join(notes), x=0.01, ha="left", fontsize="small", color="0.4"
+        )
     return figure, notes
 
 
@@ -121,14 +127,22 @@ def _name_runs(
     figure: Figure, runs: dict[str, RunFolder], styles: dict[str, Style], readings: list[Reading]
 ) -> None:
     handles = [
-        Line2D([], [], color=styles[name].colour, ls=styles[name].dashes, label=f"{name}: {run.describe()}")
+        Line2D(
+            [],
+            [],
+            color=styles[name].colour,
+            ls=styles[name].dashes,
+            label=f"{name}: {run.describe()}",
+        )
         for name, run in runs.items()
     ]
     if any(layer.draw is _points for _, layer, _, _ in readings):
         label = "evaluations, ± standard deviation"
         handles.append(Line2D([], [], color="0.3", marker="o", mfc="white", ls="none", label=label))
     if any(len(curve.frames) > MOST_POINTS for *_, curve in readings):
-        handles.append(Line2D([], [], color="0.8", lw=6, label="5th to 95th percentile, around the median"))
+        handles.append(
+            Line2D([], [], color="0.8", lw=6, label="5th to 95th percentile, around the median")
+        )
     columns = 2 if len(handles) > 1 else 1
     figure.legend(handles=handles, loc="outside upper left", frameon=False, ncols=columns)
 
@@ -143,11 +157,22 @@ def _line(axes: Axes, curve: Curve, style: Style) -> None:
         axes.fill_between(frames, low, high, color=style.colour, alpha=0.2, lw=0)
     marker = "o" if len(frames) <= 30 else None
     # Not clipped: a line of zeros lies on the axis.
-    axes.plot(frames, values, c=style.colour, ls=style.dashes, lw=1.4, marker=marker, ms=3.5, clip_on=False)
+    axes.plot(
+        frames,
+        values,
+        c=style.colour,
+        ls=style.dashes,
+        lw=1.4,
+        marker=marker,
+        ms=3.5,
+        clip_on=False,
+    )
 
 
 def _points(axes: Axes, curve: Curve, style: Style) -> None:
-    axes.errorbar(curve.frames, curve.values, curve.spread, fmt="o", c=style.colour, mfc="white", zorder=3)
+    axes.errorbar(
+        curve.frames, curve.values, curve.spread, fmt="o", c=style.colour, mfc="white", zorder=3
+    )
 
 
 def _histogram(axes: Axes, curve: Curve, style: Style) -> None:
@@ -156,7 +181,12 @@ def _histogram(axes: Axes, curve: Curve, style: Style) -> None:
     edges = np.arange(0, oldest + width + 1, width) - 0.5
     percent, _ = np.histogram(curve.frames, edges, weights=100 * curve.values / curve.values.sum())
     if style.alone:
-        axes.bar(edges[:-1] + width / 2, percent, width * (0.8 if width == 1 else 1.0), color=style.colour)
+        axes.bar(
+            edges[:-1] + width / 2,
+            percent,
+            width * (0.8 if width == 1 else 1.0),
+            color=style.colour,
+        )
     else:
         axes.stairs(percent, edges, color=style.colour, ls=style.dashes, lw=1.4)
 
@@ -202,7 +232,9 @@ PANELS = (
 
 def lanes(lives: Mapping[str, Life]) -> Figure:
     """A lane for each worker, its rollouts coloured by the version that acted; publishes below."""
-    workers = {name: sorted({rollout.worker for rollout in life.rollouts}) for name, life in lives.items()}
+    workers = {
+        name: sorted({rollout.worker for rollout in life.rollouts}) for name, life in lives.items()
+    }
     heights = [1.5 + 0.5 * len(found) for found in workers.values()]
     figure = Figure(figsize=(10, sum(heights)), layout="constrained")
     rows = figure.subplots(len(lives), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -214,13 +246,30 @@ def lanes(lives: Mapping[str, Life]) -> Figure:
             hatch = "//" if rollout.life % 2 else None
             if rollout.dropped:
                 hatch = "xx"
-            axes.barh(lane, width, 0.8, begin_ms / 1000, color=colour, edgecolor="white", hatch=hatch, lw=0.3)
-        axes.plot([p.ms / 1000 for p in life.publishes], [0] * len(life.publishes), "|", color="black", ms=12)
+            axes.barh(
+                lane,
+                width,
+                0.8,
+                begin_ms / 1000,
+                color=colour,
+                edgecolor="white",
+                hatch=hatch,
+                lw=0.3,
+            )
+        axes.plot(
+            [p.ms / 1000 for p in life.publishes],
+            [0] * len(life.publishes),
+            "|",
+            color="black",
+            ms=12,
+        )
         for note in life.notes:
             axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
         axes.set_yticks(range(len(workers[name]) + 1), ["publishes", *map(named, workers[name])])
         if len(lives) > 1:
             axes.set_title(name, loc="left", fontsize="medium")
-    lines = "hatched: a worker's later life, crossed: dropped, dotted: checkpoint, end, or another note"
+    lines = (
+        "hatched: a worker's later life, crossed: dropped, dotted: checkpoint, end, or another note"
+    )
     axes.set_xlabel(f"seconds; {lines}")
     return figure

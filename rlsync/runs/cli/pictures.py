@@ -15,6 +15,8 @@ def panels_for(verb: str, out: Path) -> ModuleType:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise ConfigError("matplotlib is not installed", verb, "pip install 'rlsync[plot]'") from error
+        raise ConfigError(
+            "matplotlib is not installed", verb, "pip install 'rlsync[plot]'"
+        ) from error
     panels.check_file(out)
     return panels

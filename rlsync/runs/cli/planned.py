@@ -60,7 +60,9 @@ def _workers(config: Config) -> str:
         workers = f"{config.workers_per_node}, each with"
     envs = _of(config.env.num_envs, "environment")
     calls = _of(batches.steps, "policy call")
-    told = f"{workers} {envs}: {calls} for a rollout, {_of(batches.rollouts, 'rollout')} for a batch; "
+    told = (
+        f"{workers} {envs}: {calls} for a rollout, {_of(batches.rollouts, 'rollout')} for a batch; "
+    )
     told += config.lag_facts()
     if more is None:
         return told

@@ -29,8 +29,12 @@ exit status: 0 drawn, 1 the disk is full, 2 not a run folder, nothing to draw, a
 def main(arguments: list[str]) -> int:
     about = "Draw return, policy lag, staleness and publishes of one run, or of several to compare."
     parser = parser_of("plot", about, _EXAMPLES)
-    parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
+    parser.add_argument(
+        "run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run"
+    )
     given = parser.parse_args(arguments)
     paths = [path for run in given.run for path in agents_in(run).values() or [run]]
     runs = {label: RunFolder(path) for label, path in labels(paths).items()}

@@ -38,9 +38,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     until = "stop when this version is published, with a checkpoint of that moment"
     parser.add_argument("--until", type=int, metavar="VERSION", help=until)
-    first = "begin with this life of a run with life_frames, or resumed in its folder; 1 is the first"
+    first = (
+        "begin with this life of a run with life_frames, or resumed in its folder; 1 is the first"
+    )
     parser.add_argument("--from", type=int, metavar="LIFE", dest="first", help=first)
-    into = "the folder that the rerun writes to; new (default: rerun-1, -2, ... in the run's folder)"
+    into = (
+        "the folder that the rerun writes to; new (default: rerun-1, -2, ... in the run's folder)"
+    )
     parser.add_argument("--into", type=Path, metavar="FOLDER", help=into)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
@@ -61,10 +65,16 @@ def main(arguments: list[str]) -> int:
     assert found is not None, "there is a life"
     if given.until is None:
         tell_without_end(given.run, chosen[-1][0])
-    if found.unequal and found.equal < 3:  # as where an environment draws from elsewhere than its seed
-        print(f"look at the environment: rlsync doctor --env env.id={chosen[0][1].env.id}", file=sys.stderr)
+    # as where an environment draws from elsewhere than its seed
+    if found.unequal and found.equal < 3:
+        print(
+            f"look at the environment: rlsync doctor --env env.id={chosen[0][1].env.id}",
+            file=sys.stderr,
+        )
     if given.json:
-        print_document(json_of({"run": str(given.run), "rerun": str(folder), **asdict(found)}, None))
+        print_document(
+            json_of({"run": str(given.run), "rerun": str(folder), **asdict(found)}, None)
+        )
     else:
         print(found)
     if found.unequal or not found.equal:
@@ -80,6 +90,8 @@ def _new_folder(run: Path, into: Path | None) -> Path:
     else:
         folder = into
     if folder.exists():
-        raise ConfigError(f"{folder} is there already", "--into", "name a new folder: nothing is overwritten")
+        raise ConfigError(
+            f"{folder} is there already", "--into", "name a new folder: nothing is overwritten"
+        )
     require_place(folder, "--into", "name a folder that you may write to")
     return folder

@@ -32,9 +32,13 @@ def main(arguments: list[str]) -> int:
         "Of a run that has ended, tell when and how.",
         _EXAMPLES,
     )
-    parser.add_argument("run", type=Path, nargs="?", help="the run's folder, as rlsync train prints it")
+    parser.add_argument(
+        "run", type=Path, nargs="?", help="the run's folder, as rlsync train prints it"
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--watch", action="store_true", help="show it again and again, until the run has ended")
+    form.add_argument(
+        "--watch", action="store_true", help="show it again and again, until the run has ended"
+    )
     form.add_argument("--json", action="store_true", help="print JSON instead of lines")
     schema = "print the JSON schema of the statistics that a run writes"
     form.add_argument("--schema", action="store_true", help=schema)

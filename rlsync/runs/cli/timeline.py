@@ -35,9 +35,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, nargs="+", help=told)
     begin = "seconds, from here"
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="begin", help=begin)
-    parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="end", help="until here")
+    parser.add_argument(
+        "--to", type=float, default=float("inf"), metavar="S", dest="end", help="until here"
+    )
     out = parser.add_mutually_exclusive_group()
-    out.add_argument("--out", type=Path, metavar="FILE.png", help=f"or .svg; default: {TIMELINE} in the run")
+    out.add_argument(
+        "--out", type=Path, metavar="FILE.png", help=f"or .svg; default: {TIMELINE} in the run"
+    )
     trace = "write Chrome's trace format in place of a picture; Perfetto opens millions of events"
     out.add_argument("--trace", type=Path, metavar="FILE.json", help=trace)
     given = parser.parse_args(arguments)
@@ -46,11 +50,17 @@ def main(arguments: list[str]) -> int:
     for run, last in newest.items():
         life = lives[str(run)] = last.between(given.begin * 1e3, given.end * 1e3)
         if not life.events:
-            raise ConfigError("nothing was recorded in that time", str(run / SCHEDULE), "give another time")
+            raise ConfigError(
+                "nothing was recorded in that time", str(run / SCHEDULE), "give another time"
+            )
     written = given.trace or given.out or given.run[0] / TIMELINE
     if given.trace is not None:
         check_folder(given.trace)
-        found = [event for n, (name, life) in enumerate(lives.items(), 1) for event in events(n, name, life)]
+        found = [
+            event
+            for n, (name, life) in enumerate(lives.items(), 1)
+            for event in events(n, name, life)
+        ]
         given.trace.write_text(json.dumps({"traceEvents": found}))
     else:
         panels_for("rlsync timeline", written).lanes(lives).savefig(written)
@@ -68,7 +78,9 @@ _WORKERS = 2
 def events(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:
     """The events of a trace: a process for the run, in it a thread for the learner and for each worker."""
 
-    def event(phase: str, thread: int, ms: float, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    def event(
+        phase: str, thread: int, ms: float, name: str, args: dict[str, Any]
+    ) -> dict[str, Any]:
         return {"ph": phase, "pid": run, "tid": thread, "ts": ms * 1000, "name": name, "args": args}
 
     yield event("M", _LEARNER, 0, "process_name", {"name": name})

@@ -59,7 +59,9 @@ def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
 
 
 def help_text() -> str:
-    groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items())
+    groups = "\n".join(
+        f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items()
+    )
     return f"""usage: rlsync train [group=option | key=value ...]
 
 Trains a recipe in worker processes that adopt their weights from a board.
@@ -81,17 +83,22 @@ exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config
 130 after Ctrl-C, 141 if nobody reads the output any more, 128 and its number after another signal"""
 
 
-def run_job(line: command_line.CommandLine, jobs: list[Job], lifeline: Lifeline | None = None) -> None:
+def run_job(
+    line: command_line.CommandLine, jobs: list[Job], lifeline: Lifeline | None = None
+) -> None:
     """One run in the folder that Hydra has made.
 
     Raises SystemExit unless the run ended well; in a sweep JobFailed, after which the jobs that follow are
     run, unless a signal has ended this one.
     """
     about = HydraConfig.get()
-    words: Any = OmegaConf.to_container(about.overrides)  # as they were written, not yet interpolated
+    # as they were written, not yet interpolated
+    words: Any = OmegaConf.to_container(about.overrides)
     parent = None if lifeline is None else lifeline.held()
     if parent is not None and parent.poll():
-        raise JobFailed(f"job {about.job.num} was not begun", "the sweep was stopped", "start it by itself")
+        raise JobFailed(
+            f"job {about.job.num} was not begun", "the sweep was stopped", "start it by itself"
+        )
     try:
         job = job_of(line, jobs, [*words["hydra"], *words["task"]])
         job = job.placed(about.runtime.output_dir, line.config_dir)

@@ -28,7 +28,9 @@ from rlsync.sync.processes import ending
 
 #: What is asked for, as help texts and errors name it.
 FORM = "FILE.py:FUNCTION"
-MEANING = "a function that needs no arguments and returns a trainer, or the name of a trainer in the file"
+MEANING = (
+    "a function that needs no arguments and returns a trainer, or the name of a trainer in the file"
+)
 HANGS = "find out where it hangs (py-spy dump), or give a longer --timeout-s"
 _GUARD = 'put what a script does under if __name__ == "__main__":'
 
@@ -147,7 +149,9 @@ def _trainer_of(made: object, target: NamedTrainer) -> Trainer:
     trainers = [value for value in values if isinstance(value, Trainer)]
     if len(trainers) != 1:
         what = f"{target.name} gives {type(made).__name__}, and no trainer"
-        raise ConfigError(what, target.word, "return a Trainer, or a tuple with one, before it is trained")
+        raise ConfigError(
+            what, target.word, "return a Trainer, or a tuple with one, before it is trained"
+        )
     return trainers[0]
 
 

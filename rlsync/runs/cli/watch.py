@@ -30,7 +30,10 @@ def watch(run: Path) -> int:
                 print(text, flush=True)
             else:
                 learner, _, rows = text.partition("\n")
-                live.update(Group(Text(learner), Text(rows, no_wrap=True, overflow="ellipsis")), refresh=True)
+                live.update(
+                    Group(Text(learner), Text(rows, no_wrap=True, overflow="ellipsis")),
+                    refresh=True,
+                )
             time.sleep(PLAIN_EVERY_S if live is None else EVERY_S)
     print(printable(found.told))
     if found.ended is not None and found.ended.status == 0:

@@ -56,15 +56,21 @@ def read(arguments: list[str]) -> CommandLine:
     if unknown:
         option = unknown[0].partition("=")[0]
         bare = unknown[0].lstrip("-")
-        near = nearest_name(option, (name for action in parser._actions for name in action.option_strings))
+        near = nearest_name(
+            option, (name for action in parser._actions for name in action.option_strings)
+        )
         if bare.partition("=")[0] in {each.name for each in fields(own_hydra.settings.Config)}:
             near = ""
-        cure = did_you_mean(near) or f"keys have no dashes: {bare if '=' in bare else f'{bare}=...'}"
+        cure = (
+            did_you_mean(near) or f"keys have no dashes: {bare if '=' in bare else f'{bare}=...'}"
+        )
         raise ConfigError(f"no option {option!r}", "the command line", cure)
     errors: list[ConfigError] = []
     own = None if flags.config_dir is None else Path(flags.config_dir).resolve()
     if own is not None and not own.is_dir():
-        errors.append(ConfigError(f"no folder {flags.config_dir!r}", "--config-dir", "check the path"))
+        errors.append(
+            ConfigError(f"no folder {flags.config_dir!r}", "--config-dir", "check the path")
+        )
         own = None
     unusable = own_hydra.register(own)
     with own_hydra.initialised():
@@ -110,7 +116,9 @@ def _with_search_path(overrides: list[Override], own: Path | None) -> list[Overr
         return overrides
     given = [o for o in overrides if str(o.key_or_group) == _SEARCH_PATH]
     values = [o.value() for o in given]
-    paths = [str(path) for value in values for path in (value if isinstance(value, list) else [value])]
+    paths = [
+        str(path) for value in values for path in (value if isinstance(value, list) else [value])
+    ]
     paths += [f"file://{folder}" for folder in folders]
     quoted = ",".join(f"'{path}'" for path in paths)
     return [*(o for o in overrides if o not in given), parsed(f"{_SEARCH_PATH}=[{quoted}]")]
@@ -150,7 +158,9 @@ def _single(overrides: list[Override], errors: list[ConfigError]) -> list[str]:
             key = override.get_key_element()
             values = override.get_value_string()
             cure = f"add -m to run them all, or write {key}=[{values}] for a list"
-            errors.append(ConfigError(f"{key} has several values", f"override {override.input_line}", cure))
+            errors.append(
+                ConfigError(f"{key} has several values", f"override {override.input_line}", cure)
+            )
     return [str(o.input_line) for o in overrides if not o.is_sweep_override()]
 
 

@@ -41,10 +41,13 @@ Choices = Mapping[str, Any]  #: the option that was chosen in each config group
 class Composition:
     config: Config  # typed; its values are not checked against their bounds
     choices: Choices
-    added: tuple[str, ...]  # what rlsync adds to the user's overrides, so that Hydra composes the same
+    # what rlsync adds to the user's overrides, so that Hydra composes the same
+    added: tuple[str, ...]
 
 
-def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | None, list[ConfigError]]:
+def composition(
+    line: CommandLine, words: Sequence[str]
+) -> tuple[Composition | None, list[ConfigError]]:
     """What a job's overrides make, without those that name no key; None if Hydra refuses. And all errors."""
     composing = _Composing(line, words)
     try:
@@ -87,7 +90,9 @@ class _Composing:
 
     def _check_options(self) -> None:
         for option in self._options:
-            offered = own_hydra.options(key_of(option), config_name=self._line.config_name, own=self._hydras)
+            offered = own_hydra.options(
+                key_of(option), config_name=self._line.config_name, own=self._hydras
+            )
             self.errors += refusals.of_option(option, offered, self._line.unusable)
 
     def _what_fits(self, config: DictConfig, choices: Choices) -> list[str]:
@@ -98,7 +103,8 @@ class _Composing:
             run = self._line.folder / str(resume)
             before = file_before(run)
             if resume and before is None and checkpoint_at(run) is None:
-                self.errors.append(nothing_in(str(run)))  # and the keys of the run's recipe are not known
+                # and the keys of the run's recipe are not known
+                self.errors.append(nothing_in(str(run)))
         return _added(self._line, self._overrides, config, choices, self._hydras, before)
 
     def _with_keys(self, config: DictConfig, choices: Choices) -> tuple[DictConfig, Choices]:
@@ -118,7 +124,9 @@ class _Composing:
         if outer:
             top = own_hydra.options("", self._line.config_name, self._hydras)
             names_group = not outer.isdisjoint(top)
-        changes_keys = any(k.is_add() or k.is_force_add() or k.is_delete() or k.package for k in keys)
+        changes_keys = any(
+            k.is_add() or k.is_force_add() or k.is_delete() or k.package for k in keys
+        )
         if names_group or changes_keys:
             # A folder of the user's makes a group of a key, or keys come and go: that is Hydra's to do.
             return _composed(self._line, [*self._used, *(str(key.input_line) for key in keys)])
@@ -240,7 +248,9 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     }
 
 
-def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: list[Override]) -> list[str]:
+def _on_top_of(
+    before: Config, base: DictConfig, choices: Choices, overrides: list[Override]
+) -> list[str]:
     """The overrides with which Hydra composes on top of the run before.
 
     Groups that the line does not name get the option ``_resumed_run_``, and one more brings in what belongs
@@ -262,7 +272,8 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
         if word.is_add() and (key := key_of(word)).startswith("env.kwargs."):
             had.env.kwargs.pop(key.removeprefix("env.kwargs."), None)
     last = {name: had[name] for name in had if name not in (*OF_ONE_RUN, RECIPE, *_TOLD_BY)}
-    last["config_dir"] = before.config_dir  # where its recipe lies; --config-dir may name another folder
+    # where its recipe lies; --config-dir may name another folder
+    last["config_dir"] = before.config_dir
     words = []
     for group in (RECIPE, *_TOLD_BY):
         if group not in chosen:
@@ -277,7 +288,8 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
         if same or base[group][_TOLD_BY[group]] in ("", had[group][_TOLD_BY[group]]):
             last[group] = had[group]  # once more: a recipe's file sets keys of other groups, too
         else:
-            settings: Any = OmegaConf.get_type(had[group])  # the keys that no resumed run can change
+            # the keys that no resumed run can change
+            settings: Any = OmegaConf.get_type(had[group])
             kept = [spec.name for spec in fields(settings) if "kept" in spec.metadata]
             last[group] = {name: had[group][name] for name in kept}
     own_hydra.store(BEFORE, BEFORE, OmegaConf.create(last), package="_global_")
@@ -314,7 +326,9 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         own, at = (OmegaConf.select(found, key) for key in ("config_dir", "recipe._recipe_"))
         if not isinstance(name := OmegaConf.select(found, "recipe.name"), str):
             raise trust.unreadable("it names no recipe, so it was cut or changed", file)
-        named_here = config_dir is not None and (name, at) in own_hydra.named_in(config_dir).values()
+        named_here = (
+            config_dir is not None and (name, at) in own_hydra.named_in(config_dir).values()
+        )
         if at is not None and not named_here:
             if not trusted and not trust.is_mine(file.parent):
                 trust.refuse(f"its recipe is the code of {at}", file)
@@ -373,7 +387,9 @@ def _require_map_of_now(found: Any, file: Path) -> None:
     routes = OmegaConf.select(found, "sync.map", default=[])
     destinations = [str(OmegaConf.select(route, "destination")) for route in routes]
     if OmegaConf.select(found, "recipe.name") == "td3" and "policy.module[0]" in destinations:
-        what = "the workers of td3 have the actor as 'policy' now, and no more as 'policy.module[0]'"
+        what = (
+            "the workers of td3 have the actor as 'policy' now, and no more as 'policy.module[0]'"
+        )
         cure = "start anew: a run of an earlier rlsync cannot go on; or let the rlsync that wrote it do so"
         raise ConfigError(what, f"{file}, sync.map", cure)
 
@@ -384,5 +400,7 @@ def _leave_out_what_has_gone(found: Any, known: Any) -> None:
     for key in list(found):
         if key in known:
             _leave_out_what_has_gone(found[key], known[key])
-        elif is_dataclass(OmegaConf.get_type(known)) and (found[key] is None or key in _OF_KEPT_AGENTS):
+        elif is_dataclass(OmegaConf.get_type(known)) and (
+            found[key] is None or key in _OF_KEPT_AGENTS
+        ):
             del found[key]

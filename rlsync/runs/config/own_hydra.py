@@ -90,7 +90,9 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
         except OmegaConfBaseException as error:
             where = f"recipe {name!r}, {kind.__module__}.{kind.__qualname__}, key {error.full_key}"
             cure = "give each key a type that Hydra knows and a default of that type"
-            failed[file] = ConfigError(f"settings that Hydra does not take: {first_line(error)}", where, cure)
+            failed[file] = ConfigError(
+                f"settings that Hydra does not take: {first_line(error)}", where, cure
+            )
     stored = _stored(tuple(found.items()))
     _nodes.clear()  # also of what a resumed run brought in
     _nodes.update(_copied(stored))
@@ -126,7 +128,10 @@ def named_in(folder: Path) -> dict[str, tuple[str, str]]:
         for prefix in ("recipe.", ""):
             at = OmegaConf.select(content, prefix + KEY)
             if isinstance(at, str):
-                recipes[file.stem] = (str(OmegaConf.select(content, prefix + "name") or file.stem), at)
+                recipes[file.stem] = (
+                    str(OmegaConf.select(content, prefix + "name") or file.stem),
+                    at,
+                )
     return recipes
 
 
@@ -248,10 +253,14 @@ def set_keys(config: DictConfig, overrides: list[Override]) -> None:
             with stumbles(str(override.input_line)):
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
         except OmegaConfBaseException as error:
-            raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
+            raise ConfigCompositionException(
+                f"Error merging override {override.input_line}"
+            ) from error
 
 
-def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+def hand_over(
+    flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]
+) -> None:
     """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
     begun: list[DictConfig] = []
 
@@ -261,7 +270,9 @@ def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictCo
         with _in_place():  # Hydra takes the folder of a sweep's next job from the working directory
             task(config)
 
-    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(noted)
+    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(
+        noted
+    )
     words_before = sys.argv
     shown_before = os.environ.get(_FULL_ERROR)
     sys.argv = ["rlsync train", *flags, *words]

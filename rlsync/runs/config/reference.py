@@ -21,7 +21,13 @@ from rlsync.runs.recipes.settings import RouteConfig
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[\w.]+):(?P<value> .*)?$")
 
 #: Types as a person writes their values in YAML.
-_WORDS = {"str": "text", "bool": "true or false", "int": "whole number", "float": "number", "None": "null"}
+_WORDS = {
+    "str": "text",
+    "bool": "true or false",
+    "int": "whole number",
+    "float": "number",
+    "None": "null",
+}
 _WORDS |= {"DeviceOrList": "text or list of text"}
 
 
@@ -127,7 +133,9 @@ def _files(choices: Mapping[str, Any], own: Path | None) -> Iterator[tuple[str, 
     """(group, comments) of all files that make a config, but tuned ones; the most special file comes last."""
     yield "", comments_in(shipped.config_dir() / f"{own_hydra.CONFIG_NAME}.yaml")
     groups = {group: {c.name: c for c in found} for group, found in shipped.groups(own).items()}
-    for group in sorted(set(choices) & set(groups) - {shipped.TUNED}, key=lambda g: g == shipped.RECIPE):
+    for group in sorted(
+        set(choices) & set(groups) - {shipped.TUNED}, key=lambda g: g == shipped.RECIPE
+    ):
         yield from ((group, found) for found in _chain(groups[group], str(choices[group])))
 
 

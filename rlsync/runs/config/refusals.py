@@ -30,7 +30,10 @@ SEE_ALL = "rlsync train --cfg job prints all keys"
 FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
 
 #: What a group does not offer is given by a key.
-_BY_KEY = {ENV: "an environment by its id write env.id", "logger": "a logger of a package write logger.kind"}
+_BY_KEY = {
+    ENV: "an environment by its id write env.id",
+    "logger": "a logger of a package write logger.kind",
+}
 
 _LAGS = (
     "give collector.lag=0, with which workers wait for each update (sync), collector.lag=null, with which "
@@ -76,28 +79,38 @@ def key_of(override: Override) -> str:
     return str(override.key_or_group)
 
 
-def of_option(override: Override, offers: list[str], bad: Mapping[str, ConfigError]) -> Iterator[ConfigError]:
+def of_option(
+    override: Override, offers: list[str], bad: Mapping[str, ConfigError]
+) -> Iterator[ConfigError]:
     """What is wrong with an override that chooses an option, or a ``bad`` recipe; Hydra ignores some."""
     group = key_of(override)
     option = str(override.value())
     line = str(override.input_line)
     if override.is_delete():
         if group == RECIPE:
-            yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
+            yield ConfigError(
+                f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}"
+            )
     elif group == RECIPE and option in bad:
         yield bad[option]
     elif group == RECIPE and option not in offers and (point := registry.installed().get(option)):
         module = point.module.partition(".")[0]
         cure = f"add it beside {module}/__init__.py, where the package ships it too"
         where = f"the entry point {option} = {point.value}"
-        yield ConfigError(f"the recipe has no file {module}/configs/recipe/{option}.yaml", where, cure)
+        yield ConfigError(
+            f"the recipe has no file {module}/configs/recipe/{option}.yaml", where, cure
+        )
     elif option not in offers:
         by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
-        cure = f"{did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
+        cure = (
+            f"{did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
+        )
         cure = GONE.get(f"{group}={option}", cure)
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
-        yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")
+        yield ConfigError(
+            f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}"
+        )
 
 
 def of_key(override: Override, known: list[str], groups: Collection[str]) -> Iterator[ConfigError]:
@@ -114,12 +127,16 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
             else:
                 what = f"unknown key {key!r}"
             near = did_you_mean(nearest(key, known))
-            yield ConfigError(what, where, f"{near}an argument that is new here is added: write +{line}")
+            yield ConfigError(
+                what, where, f"{near}an argument that is new here is added: write +{line}"
+            )
     elif above := _list_above(key, known):
         yield ConfigError(f"unknown key {key!r}", where, _all_entries(f"{above}.0"))
     elif key not in known:
         near = did_you_mean(nearest(key, [*known, *groups]))
-        yield ConfigError(f"unknown key {key!r}", where, GONE.get(key) or near + _beside(key, known))
+        yield ConfigError(
+            f"unknown key {key!r}", where, GONE.get(key) or near + _beside(key, known)
+        )
     elif override.is_delete():
         if key.rpartition(".")[2].isdigit():
             cure = _all_entries(key)
@@ -131,9 +148,7 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
 def of_sweeper(sweeper: str) -> ConfigError:
     """What is wrong with a sweeper that is not Hydra's own."""
     what = f"the sweeper {sweeper!r} may choose jobs by what others have returned, and a run returns nothing"
-    cure = (
-        "leave it out: key=a,b tries each value; or let a program of yours start a process for each run, and "
-    )
+    cure = "leave it out: key=a,b tries each value; or let a program of yours start a process for each run, and "
     cure += f"read what the run leaves in its folder ({EVALUATIONS}, {STATISTICS}, {ENDED})"
     return ConfigError(what, f"hydra/sweeper={sweeper}", cure)
 
@@ -165,7 +180,10 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
         names = [spec.name for spec in fields(inner.object_type)]
         cure = f"{did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
         cure = GONE.get(str(inner.full_key), cure)
-    if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).replace("/", "=") in GONE:
+    if (
+        isinstance(error, MissingConfigException)
+        and str(error.missing_cfg_file).replace("/", "=") in GONE
+    ):
         cure = GONE[str(error.missing_cfg_file).replace("/", "=")]
     if in_file := _IN_FILE.search(str(error)):
         return ConfigError(what, f"{in_file['file']}.yaml", cure)
@@ -190,7 +208,9 @@ def _all_entries(key: str) -> str:
     if key.startswith("sync.map."):
         return _A_MAP
     above = key.rpartition(".")[0]
-    return f"a list keeps its length; to have more or fewer entries give them all: {above}=[..., ...]"
+    return (
+        f"a list keeps its length; to have more or fewer entries give them all: {above}=[..., ...]"
+    )
 
 
 def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
@@ -198,7 +218,9 @@ def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
     for name in list(node) if isinstance(node, DictConfig) else range(len(node)):
         key = f"{prefix}{name}"
         yield key
-        if not OmegaConf.is_missing(node, name) and isinstance(below := node[name], DictConfig | ListConfig):
+        if not OmegaConf.is_missing(node, name) and isinstance(
+            below := node[name], DictConfig | ListConfig
+        ):
             yield from keys_of(below, key + ".")
 
 

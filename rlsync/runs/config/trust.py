@@ -39,7 +39,15 @@ _PICKLES = (".pickle", ".pkl")
 #: torch.load reads a file that begins otherwise by an older way, which runs code even with weights_only.
 _ZIP = b"PK\x03\x04"
 #: What a pickle raises that is damaged, or names a class.
-_DAMAGED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError)
+_DAMAGED = (
+    pickle.UnpicklingError,
+    EOFError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 
 
 def _state_folder() -> Path:
@@ -78,7 +86,9 @@ def is_mine(run: Path) -> bool:
 def refuse(what: str, where: object) -> NoReturn:
     """Refuse what could run code and comes from the folder of a run that this user did not start."""
     cure = f"look at it, and add {FLAG} (in Python trust=True) if you trust who wrote it"
-    raise ConfigError(f"{what}, and you did not start the run that this comes from", str(where), cure)
+    raise ConfigError(
+        f"{what}, and you did not start the run that this comes from", str(where), cure
+    )
 
 
 def check_checkpoint(checkpoint: Path, trusted: bool) -> None:
@@ -124,7 +134,9 @@ def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool)
     if trusted or is_mine(file.parent):
         return
     # A module's name has a dot or a colon.
-    plain = all(re.fullmatch(r"[\w-]*|-?[\d.e+-]+", str(value)) for value in config.env.kwargs.values())
+    plain = all(
+        re.fullmatch(r"[\w-]*|-?[\d.e+-]+", str(value)) for value in config.env.kwargs.values()
+    )
     values = (
         config.env.id if config.env.names_module else None,
         None if plain else config.env.kwargs,

@@ -69,7 +69,9 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     return Trained(version, steps - steps_at.get(version, 0), int(found["frames"]))
 
 
-def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: bool = False) -> Trained:
+def load_best(
+    file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: bool = False
+) -> Trained:
     """Load a run's best version, whose frames are in the receipts, else 0; ConfigError: none, or no fit."""
     best = best_in(file, trusted=trusted)
     if best is None:

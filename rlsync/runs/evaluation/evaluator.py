@@ -87,7 +87,9 @@ class Evaluator(TrainerHookBase):
         self._trainer: Trainer | None = None
         self._heard: list[Words] = []
         self._pipe, theirs = Pipe()
-        self._process = start_process(start_method, run_evaluator, (blank, theirs), "rlsync evaluator")
+        self._process = start_process(
+            start_method, run_evaluator, (blank, theirs), "rlsync evaluator"
+        )
         theirs.close()
         self._await_start(start_timeout_s)
 
@@ -132,9 +134,7 @@ class Evaluator(TrainerHookBase):
                     pid = self._process.pid
                     where = f"{doing} in {self._env}"
                     what = f"the evaluator (pid {pid}) has not made its first step after {within_s:g} s"
-                    cure = (
-                        f"look where it hangs (py-spy dump --pid {pid}), give a longer start_timeout_s, or "
-                    )
+                    cure = f"look where it hangs (py-spy dump --pid {pid}), give a longer start_timeout_s, or "
                     raise AdoptionTimeout(what, where, cure + _LEAVE_OUT)
         except BaseException:
             self.close()
@@ -250,9 +250,7 @@ class Evaluator(TrainerHookBase):
             self._look_at_process(trainer)
             if time.monotonic() >= tell_at and (status := self._status()) is not None:
                 tell_at = time.monotonic() + _TELL_EVERY_S
-                plays = (
-                    f"the evaluator (pid {status.pid}, {status.state}) plays version {status.adopted_version}"
-                )
+                plays = f"the evaluator (pid {status.pid}, {status.state}) plays version {status.adopted_version}"
                 newest = f"the last version, {self._board.newest}"
                 waited = f"{time.monotonic() - began:.0f} s so far; Ctrl-C leaves it out"
                 _log.warning("waiting until %s, is evaluated: %s, %s", newest, plays, waited)
@@ -266,7 +264,9 @@ def board_of(collector: BaseCollector) -> BoardHandle | None:
     if isinstance(collector, RolloutCollector):
         return collector.board_here()
     endpoint = endpoint_of(collector)
-    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    handle: Any = (
+        endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    )
     if isinstance(handle, BoardHandle):
         return handle
     return None

@@ -58,8 +58,12 @@ def export(policy: Policy, envs: Envs, file: Path) -> float:
     """
     check_fits(policy.player, envs, str(policy.env))
     if file.suffix == ".onnx" and _draws(policy, envs):
-        what = "this player draws random numbers even for the likeliest actions, and ONNX draws others"
-        raise ConfigError(what, str(file), "write a .pt2, which draws those of torch, or a .safetensors")
+        what = (
+            "this player draws random numbers even for the likeliest actions, and ONNX draws others"
+        )
+        raise ConfigError(
+            what, str(file), "write a .pt2, which draws those of torch, or a .safetensors"
+        )
     logging.disable(logging.WARNING)  # torch.onnx tells of packages that are not needed
     try:
         with warnings.catch_warnings():
@@ -74,7 +78,9 @@ def export(policy: Policy, envs: Envs, file: Path) -> float:
     apart, wrong = _compared(policy, act, envs)
     if wrong:
         what = f"the file acts in another way in {wrong:,} of {OBSERVATIONS:,} observations, by {apart:.2g}"
-        raise RlsyncError(what, str(file), "nothing was written; a .safetensors has the weights alone")
+        raise RlsyncError(
+            what, str(file), "nothing was written; a .safetensors has the weights alone"
+        )
     write_whole(file, lambda beside: beside.write_bytes(data))
     return apart
 
@@ -123,7 +129,10 @@ def _onnx(policy: Policy) -> tuple[bytes, Act]:
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
     def act(observation: Tensor, state: State | None = None) -> Any:
-        feed = {name: value.numpy() for name, value in ({"observation": observation} | (state or {})).items()}
+        feed = {
+            name: value.numpy()
+            for name, value in ({"observation": observation} | (state or {})).items()
+        }
         action, *after = map(torch.from_numpy, session.run(outputs, feed))
         if after:
             return (action, dict(zip(policy.memory, after, strict=True)))
@@ -164,7 +173,8 @@ def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
     """The largest difference of outputs in the policy's own episodes, and how many observations differ."""
     apart = 0.0
     wrong = 0
-    dtype = policy.player.observation_dtype  # which the file's metadata name; environments may have another
+    # which the file's metadata name; environments may have another
+    dtype = policy.player.observation_dtype
     observation = envs.reset(0).to(dtype)
     state = policy.begin(envs.num_envs)
     for at in range(OBSERVATIONS // envs.num_envs):

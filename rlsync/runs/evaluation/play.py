@@ -39,7 +39,8 @@ _COUNTED_IN_ONE_STEP = 0.25  #: at most this part of the seconds
 #: Frames of one film: they stay in memory until it is written. A longer episode is still played to its end.
 MAX_FRAMES = 2000
 
-GIF_WIDTH = 400  #: largest width of a gif in pixels: choosing its colours takes time for every pixel
+#: largest width of a gif in pixels: choosing its colours takes time for every pixel
+GIF_WIDTH = 400
 
 #: suffix -> the modules that write it, and where each comes from.
 _PACKAGES = {
@@ -143,7 +144,9 @@ class _Waited:
         if longest >= patience.steps:
             raise _endless(f"{longest:,} steps", f"steps={patience.steps}")
         if self._counted_s >= patience.seconds:
-            raise _endless(f"{patience.seconds:g} s and {longest:,} steps", f"s={patience.seconds:g}")
+            raise _endless(
+                f"{patience.seconds:g} s and {longest:,} steps", f"s={patience.seconds:g}"
+            )
 
 
 def _endless(after: str, limit: str) -> RlsyncError:
@@ -352,7 +355,9 @@ def check_packages(file: Path) -> None:
     """Raise ConfigError for a file of another kind or with a package missing; the folder need not exist."""
     suffix = file.suffix.lower()
     if suffix not in _PACKAGES:
-        raise ConfigError(f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4")
+        raise ConfigError(
+            f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4"
+        )
     for module, package in _PACKAGES[suffix].items():
         if not has_package(module):
             other = "" if suffix == ".gif" else ", or name a .gif"

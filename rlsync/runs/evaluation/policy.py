@@ -49,10 +49,13 @@ class Policy(nn.Module):
         self.greedy = greedy
         self.env = acting.env  #: in which it was trained
         self.network = acting.weights
-        self.others = nn.ModuleList(m for m in self.player.modules.values() if m is not self.network)
+        self.others = nn.ModuleList(
+            m for m in self.player.modules.values() if m is not self.network
+        )
         self.requires_grad_(False)
         self._origin = dict(origin or {})
-        self.register_buffer("_place", torch.empty(0), persistent=False)  # it moves with the weights
+        # it moves with the weights
+        self.register_buffer("_place", torch.empty(0), persistent=False)
         #: The state of one environment before its first step; empty if it needs none.
         self.memory = self.begin()
 
@@ -69,7 +72,11 @@ class Policy(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network, in host memory, by their names in its state dict."""
         held = self.network.state_dict().items()
-        return {n: leaf.detach().cpu().clone().contiguous() for n, leaf in held if isinstance(leaf, Tensor)}
+        return {
+            n: leaf.detach().cpu().clone().contiguous()
+            for n, leaf in held
+            if isinstance(leaf, Tensor)
+        }
 
     def digest(self) -> str:
         """BLAKE2b of the names, dtypes, shapes and bytes of its weights, 40 hexadecimal digits."""
@@ -78,7 +85,8 @@ class Policy(nn.Module):
     def begin(self, num_envs: int = 1) -> State:
         """The state before the first step of N environments."""
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            state = self.player.begin(num_envs, torch.Generator())  # which seeds torch for TorchRL's policies
+            # which seeds torch for TorchRL's policies
+            state = self.player.begin(num_envs, torch.Generator())
         if any(record.name == keys.LAST_REWARD for record in self.player.records):
             state[keys.REWARD] = torch.zeros(num_envs, device="cpu")
         if state:
@@ -86,7 +94,9 @@ class Policy(nn.Module):
         return {name: value.to(self.device) for name, value in state.items()}
 
     @torch.no_grad()
-    def forward(self, observation: Any, state: State | None = None) -> Tensor | tuple[Tensor, State]:
+    def forward(
+        self, observation: Any, state: State | None = None
+    ) -> Tensor | tuple[Tensor, State]:
         """Choose the next action of N environments. What is drawn comes from torch's random numbers.
 
         Args:
@@ -104,7 +114,8 @@ class Policy(nn.Module):
             state = self.begin(len(seen)) if self.memory else {}
         is_init = state.get(keys.IS_INIT, seen.new_ones(seen.shape[:1], dtype=torch.bool))
         reward = state.get(keys.REWARD, seen.new_zeros(seen.shape[:1], dtype=torch.float32))
-        generator = torch.default_generator  # also what a greedy player draws, such as a model's state
+        # also what a greedy player draws, such as a model's state
+        generator = torch.default_generator
         if self.device.type != "cpu":
             seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
             generator = torch.Generator(self.device).manual_seed(seed)
@@ -129,7 +140,9 @@ class Policy(nn.Module):
             **{name: str(value) for name, value in asdict(self.trained).items()},
             "digest": self.digest(),
             "greedy": json.dumps(self.greedy),
-            "observation": json.dumps([str(self.player.observation_dtype), *self.player.observation_shape]),
+            "observation": json.dumps(
+                [str(self.player.observation_dtype), *self.player.observation_shape]
+            ),
             "actions": json.dumps(actions),
             "state": json.dumps(state),
         }

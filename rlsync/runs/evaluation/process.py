@@ -81,8 +81,10 @@ class EvaluationJob:
     seed: int  # of environments and actions, the same for every evaluation
     adopt: Adopt = "alias"
     device: torch.device = CPU
-    best: Path | None = None  # where the version of the highest rank is kept; of equal ones the oldest
-    kept: str = f"{POLICY}."  # the leaves that are kept begin with this, destination first; it is taken off
+    # where the version of the highest rank is kept; of equal ones the oldest
+    best: Path | None = None
+    # the leaves that are kept begin with this, destination first; it is taken off
+    kept: str = f"{POLICY}."
     filming: Filming | None = None
     run_id: str = ""  # of the version numbers, see rlsync.core.ledger.Ledger
     patience: Patience = PATIENCE
@@ -145,7 +147,9 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
         if not (isinstance(best.version, int) and isinstance(best.weights, dict)):
             raise TypeError("it holds something else")
         if written != best.digest() and not (trusted and written is None):
-            raise ValueError("its content is not what was written" if written else "it has no digest")
+            raise ValueError(
+                "its content is not what was written" if written else "it has no digest"
+            )
     except Exception as error:  # a damaged file may raise anything
         what = f"cannot read the best version: {first_line(error) or type(error).__name__}"
         cure = "remove the file; if it is whole, and of an older rlsync, add --trust (in Python trust=True)"
@@ -206,7 +210,9 @@ def _evaluate(job: EvaluationJob, learner: Connection) -> None:
         evaluated = adopter.adopt()
         started = time.monotonic()
         played: list[Episode] = []
-        for step, ended in enumerate(play(job.player, envs, job.episodes, job.seed, job.device, patience)):
+        for step, ended in enumerate(
+            play(job.player, envs, job.episodes, job.seed, job.device, patience)
+        ):
             if step and not plays:
                 plays = True
                 _leave(learner, PLAYS)
@@ -301,7 +307,9 @@ class EvaluationFilms:
         except (RlsyncError, OSError, RuntimeError, ValueError) as error:
             if not self._warned:
                 self._warned = True
-                _log.warning("no video of version %d (this is told once): %s", version, first_line(error))
+                _log.warning(
+                    "no video of version %d (this is told once): %s", version, first_line(error)
+                )
 
 
 def video_of_version(folder: Path, version: int) -> Path:

@@ -23,9 +23,13 @@ def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator
     """Take random actions in environments that have been reset, and yield what they answer."""
     for _ in range(steps):
         if isinstance(envs.actions, DiscreteActions):
-            action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator, device="cpu")
+            action = torch.randint(
+                envs.actions.n, (envs.num_envs,), generator=generator, device="cpu"
+            )
         else:
-            action = torch.randn(envs.num_envs, envs.actions.size, generator=generator, device="cpu")
+            action = torch.randn(
+                envs.num_envs, envs.actions.size, generator=generator, device="cpu"
+            )
         envs.send(action)
         yield envs.recv()
 
@@ -68,7 +72,9 @@ class _Keeps(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._keep(self.env.reset(seed=seed, options=options), ("observation", "info"))
 
     def step(self, action: Any) -> Any:
-        return self._keep(self.env.step(action), ("observation", "reward", "terminated", "truncated", "info"))
+        return self._keep(
+            self.env.step(action), ("observation", "reward", "terminated", "truncated", "info")
+        )
 
     def _keep(self, answer: Any, names: tuple[str, ...]) -> Any:
         for name, part in zip(names, answer, strict=False):

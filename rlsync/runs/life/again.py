@@ -22,7 +22,10 @@ from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 
 def jobs_again(chosen: list[tuple[Life, Config]], folder: Path, trusted: bool) -> list[Job]:
     prepare_process()
-    found = [examined(config_of_rerun(recorded, life, folder), trusted=trusted) for life, recorded in chosen]
+    found = [
+        examined(config_of_rerun(recorded, life, folder), trusted=trusted)
+        for life, recorded in chosen
+    ]
     refuse(error for _, errors in found for error in errors)
     return [job for job, _ in found if job is not None]
 
@@ -38,14 +41,22 @@ def trainer_again(life: Life, job: Job, folder: Path) -> Trainer:
     return trainer
 
 
-def wanted(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> list[tuple[Life, Config]]:
+def wanted(
+    lives: dict[int, tuple[Life, Config]], given: argparse.Namespace
+) -> list[tuple[Life, Config]]:
     """The lives to make again; ConfigError if the one that is asked for, or the version, is not there."""
     if given.first is not None and given.first not in lives:
-        cure = f"give one of {', '.join(map(str, lives))}; a checkpoint inside a life will not do: it "
+        cure = (
+            f"give one of {', '.join(map(str, lives))}; a checkpoint inside a life will not do: it "
+        )
         cure += "lacks the environments, the workers' random numbers, and the rollouts not learned from yet; "
         cure += "life_frames=N makes a life of every N frames of a run"
-        raise ConfigError(f"the run has no life {given.first} that can be made again", "--from", cure)
-    chosen = [each for number, each in lives.items() if given.first is None or number >= given.first]
+        raise ConfigError(
+            f"the run has no life {given.first} that can be made again", "--from", cure
+        )
+    chosen = [
+        each for number, each in lives.items() if given.first is None or number >= given.first
+    ]
     if given.until is None:
         return chosen
     for number, (life, _) in enumerate(chosen, 1):

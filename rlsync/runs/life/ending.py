@@ -112,11 +112,20 @@ class Ending:
             ended = None
         else:
             ended = evaluations_ended(self._trainer)
-        Ended(how, at(time.time()), status, frames, version, what, left, run_id, ended).write(self._run_dir)
+        Ended(how, at(time.time()), status, frames, version, what, left, run_id, ended).write(
+            self._run_dir
+        )
 
 
 #: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 _END = 0  #: in the pipe of signal numbers: there come no more
 
@@ -160,14 +169,17 @@ class Interrupts:
         it._hosts = {number for number, handler in before.items() if _is_the_hosts(handler)}
         for number in before:
             signal.signal(number, lambda number, frame: None)
-        thread = threading.Thread(target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True)
+        thread = threading.Thread(
+            target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True
+        )
         thread.start()
         if parent is not None:
             threading.Thread(target=it._await_end, args=(parent,), daemon=True).start()
         try:
             yield it
         finally:
-            os.write(write_fd, bytes([_END]))  # not the pipe's end: a forked process may hold it open
+            # not the pipe's end: a forked process may hold it open
+            os.write(write_fd, bytes([_END]))
             thread.join()
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -26,7 +26,9 @@ def require_host(job: Job) -> None:
     if threading.current_thread() is not threading.main_thread():
         cure = "call it in the main thread, or in a process of its own: "
         cure += "subprocess.run([sys.executable, '-m', 'rlsync', 'train', ...])"
-        what = "in a thread Python delivers no signals, so nothing could stop a run with a checkpoint"
+        what = (
+            "in a thread Python delivers no signals, so nothing could stop a run with a checkpoint"
+        )
         raise ConfigError(what, f"thread {threading.current_thread().name!r}", cure)
     evaluates = job.config.recipe.evaluations().every_frames > 0
     if job.agents or evaluates or not job.config.in_process:
@@ -36,7 +38,9 @@ def require_host(job: Job) -> None:
 class JobFailed(RlsyncError):
     """A job of a sweep failed, and has said why. SystemExit would make launchers kill the others."""
 
-    def __init__(self, what: str, where: str = "", cure: str = "", status: int = EXIT_FAILED) -> None:
+    def __init__(
+        self, what: str, where: str = "", cure: str = "", status: int = EXIT_FAILED
+    ) -> None:
         super().__init__(what, where, cure)
         self.status = status  #: the exit status that the job would have had alone
 

@@ -50,9 +50,12 @@ class Job:
     words: tuple[str, ...] = ()  # the overrides of the command line that made it
     added: tuple[str, ...] = ()  # what rlsync adds to them, so that Hydra composes the same config
     trusted: bool = False  # whether code may run that the folder of the run before holds or names
-    agents: Mapping[int, Config] = field(default_factory=dict)  # of a population, by number; else empty
-    shared: SharedReplayHandle | None = None  # the replay of the population that this is an agent of
-    apart: bool = False  # whether it is run by a launcher of Hydra's that may start processes for jobs
+    # of a population, by number; else empty
+    agents: Mapping[int, Config] = field(default_factory=dict)
+    # the replay of the population that this is an agent of
+    shared: SharedReplayHandle | None = None
+    # whether it is run by a launcher of Hydra's that may start processes for jobs
+    apart: bool = False
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
@@ -89,7 +92,9 @@ class Job:
         own = self.config.config_dir if config_dir is None else str(config_dir)
         config = replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=own)
         agents = {
-            number: replace(agent, run_dir=str(agent_folder(str(config.run_dir), number)), config_dir=own)
+            number: replace(
+                agent, run_dir=str(agent_folder(str(config.run_dir), number)), config_dir=own
+            )
             for number, agent in self.agents.items()
         }
         return replace(self, config=config, agents=agents)
@@ -184,7 +189,8 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
                 continue
             recipe: Any = made.config.recipe
             population = recipe.population() > 1
-            resume = None if population else made.config.resume  # each agent has a checkpoint of its own
+            # each agent has a checkpoint of its own
+            resume = None if population else made.config.resume
             config = replace(made.config, resume=resume)
             job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
             errors += wrong
@@ -192,13 +198,21 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
                 facts = told(made.choices, made.config, line.config_dir)
                 apart = line.sweeps and made.choices.get(own_hydra.LAUNCHER) not in own_hydra.BASIC
                 job = replace(
-                    job, told={**facts, **job.told}, words=tuple(words), added=made.added, apart=apart
+                    job,
+                    told={**facts, **job.told},
+                    words=tuple(words),
+                    added=made.added,
+                    apart=apart,
                 )
                 if population:
                     agents, wrong = _agents(line, words, made.config)
                     errors += wrong
-                    facts["agents"] = f"{recipe.agents}, which differ in {recipe.vary or 'their seeds'}"
-                    job = replace(job, config=made.config, agents=agents, told={**job.told, **facts})
+                    facts["agents"] = (
+                        f"{recipe.agents}, which differ in {recipe.vary or 'their seeds'}"
+                    )
+                    job = replace(
+                        job, config=made.config, agents=agents, told={**job.told, **facts}
+                    )
                 jobs.append(job)
     errors += _shared_folders(jobs)
     once: dict[tuple[str, str], RlsyncError] = {}

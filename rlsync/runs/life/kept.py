@@ -79,7 +79,9 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
                 what = f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}"
                 raise ConfigError(what, where, f"name its own run: rlsync eval {checkpoint.parent}")
     elif Checkpoint.is_checkpoint(own):
-        odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {*Checkpoint.manifest(own)["components"]}
+        odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {
+            *Checkpoint.manifest(own)["components"]
+        }
         if odd:
             parts = ", ".join(sorted(odd))
             what = f"that checkpoint is not made as the run's own: only one of them has: {parts}"
@@ -87,7 +89,12 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
 
 
 def policy_of(
-    run: Path, which: Which, where: str, trusted: bool, greedy: bool = True, device: str | torch.device = CPU
+    run: Path,
+    which: Which,
+    where: str,
+    trusted: bool,
+    greedy: bool = True,
+    device: str | torch.device = CPU,
 ) -> Policy:
     """See :func:`rlsync.load_policy`; ``where`` is what errors call the place of ``which``."""
     at = device_named(device, where)
@@ -118,9 +125,13 @@ def _loaded(
     if which == "best" or (best is not None and best.version == which):
         return load_best(run / BEST, run / RECEIPTS, acting, trusted=trusted)
     if which != "last" and not isinstance(which, int):
-        raise ConfigError(f"{which!r} names no weights of a run", where, "give best, last or a version")
+        raise ConfigError(
+            f"{which!r} names no weights of a run", where, "give best, last or a version"
+        )
     trained = load(checkpoint_of(run, None, config, trusted), acting)
     if which not in ("last", trained.version) or (which != "last" and trained.unpublished_steps):
-        held = f"it keeps last: {trained}" + ("" if best is None else f", best: version {best.version}")
+        held = f"it keeps last: {trained}" + (
+            "" if best is None else f", best: version {best.version}"
+        )
         raise ConfigError(f"the run keeps no weights of version {which}", where, held)
     return trained

@@ -41,33 +41,47 @@ def train_population(job: Job, parent: Connection | None = None) -> int:
     run_dir = begun(job)
     file, replay = shared_replay([*job.agents.values()], job.spaces)
     with closing(file):
-        with output_read(run_dir), Interrupts.caught(parent) as interrupts, Ending.of(run_dir) as ending:
+        with (
+            output_read(run_dir),
+            Interrupts.caught(parent) as interrupts,
+            Ending.of(run_dir) as ending,
+        ):
             agents: dict[int, BaseProcess] = {}
             pipes: list[Connection] = []
             with interrupts.held():  # agents see none before they catch them
                 Forkserver(preload=[__name__])
                 for number, config in job.agents.items():
-                    agents[number], pipe = _started(config, replace(replay, agent=number), job.trusted)
+                    agents[number], pipe = _started(
+                        config, replace(replay, agent=number), job.trusted
+                    )
                     pipes.append(pipe)
             interrupts.attach(lambda why: _end(pipes))
             _await_end(agents, run_dir)
             print(f"best agent {best_agent(run_dir)}", flush=True)
             if interrupts.signal is not None:
                 return ending.reached(interrupts.how(), interrupts.exit_status())
-            lost = [f"agent {n} {ending_of(agent.exitcode)}" for n, agent in agents.items() if agent.exitcode]
+            lost = [
+                f"agent {n} {ending_of(agent.exitcode)}"
+                for n, agent in agents.items()
+                if agent.exitcode
+            ]
             if lost:
                 cure = f"look at {AGENTS}/N/{OUTPUT}; resume={run_dir} goes on with these agents"
                 raise WorkerLost(", ".join(lost), str(run_dir), cure)
             return ending.reached("all agents ended", 0)
 
 
-def _started(config: Config, shared: SharedReplayHandle, trusted: bool) -> tuple[BaseProcess, Connection]:
+def _started(
+    config: Config, shared: SharedReplayHandle, trusted: bool
+) -> tuple[BaseProcess, Connection]:
     """An agent's process, which may start others, and the pipe that it ends with."""
     ours, theirs = multiprocessing.Pipe()
     name = f"rlsync agent {shared.agent}"
     args = (config, shared, trusted, theirs)
     let_forks_use_cuda()
-    process = multiprocessing.get_context("forkserver").Process(target=_train_agent, args=args, name=name)
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_train_agent, args=args, name=name
+    )
     start_as("forkserver", process)
     theirs.close()
     return process, ours
@@ -79,7 +93,9 @@ def _end(pipes: Sequence[Connection]) -> None:
             pipe.send_bytes(b"end")
 
 
-def _train_agent(config: Config, shared: SharedReplayHandle, trusted: bool, parent: Connection) -> None:
+def _train_agent(
+    config: Config, shared: SharedReplayHandle, trusted: bool, parent: Connection
+) -> None:
     """What the process of an agent runs; what it prints goes to a file in its folder."""
     folder = Path(str(config.run_dir))
     folder.mkdir(parents=True, exist_ok=True)

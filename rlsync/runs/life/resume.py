@@ -39,7 +39,8 @@ class Change:
     before: Any
     now: Any
     kept: str = ""  #: why it cannot change; empty if it can
-    restored: Restored | None = None  #: what brings the old value back with a checkpoint; None: nothing does
+    #: what brings the old value back with a checkpoint; None: nothing does
+    restored: Restored | None = None
 
     def __str__(self) -> str:
         return f"{self.key} {self.before} -> {self.now}"
@@ -66,7 +67,9 @@ def changes(before: Config, now: Config) -> list[Change]:
             if is_dataclass(new) and type(old) is type(new):
                 yield from differences(old, new, key + ".")
             elif old != new:
-                yield Change(key, old, new, spec.metadata.get("kept", ""), spec.metadata.get("restored"))
+                yield Change(
+                    key, old, new, spec.metadata.get("kept", ""), spec.metadata.get("restored")
+                )
 
     return [change for change in differences(before, now, "") if change.key not in OF_ONE_RUN]
 
@@ -77,7 +80,9 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
     new = now.recipe.variant()
     if old != new:
         what = f"cannot resume a run of {old!r} with the recipe {new!r}"
-        yield ConfigError(what, f"resume={now.resume}", f"add recipe={old}, or start anew without resume")
+        yield ConfigError(
+            what, f"resume={now.resume}", f"add recipe={old}, or start anew without resume"
+        )
         return
     for change in changes(before, now):
         if change.kept:
@@ -86,7 +91,9 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
             yield ConfigError(what, f"resume={now.resume}", cure)
 
 
-def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]) -> None:
+def require_fit(
+    recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]
+) -> None:
     """Refuse, before a worker starts, a checkpoint that does not fit, or that is at its end."""
     held = Checkpoint.manifest(checkpoint)["components"]
     progress = Component()
@@ -102,7 +109,9 @@ def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, c
         raise _misfit(error, checkpoint, changed) from error
     total = config.recipe.total_frames
     if frames >= total:
-        what = f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}"
+        what = (
+            f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}"
+        )
         cure = f"give more, for example recipe.total_frames={2 * frames}"
         raise ConfigError(what, f"resume={config.resume}", cure)
 
@@ -118,7 +127,9 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
     cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
     if changed:
         cure = f"leave out what changes the networks; changed are: {', '.join(map(str, changed))}"
-    return ConfigError(f"the checkpoint does not fit this configuration: {what}", str(checkpoint), cure)
+    return ConfigError(
+        f"the checkpoint does not fit this configuration: {what}", str(checkpoint), cure
+    )
 
 
 def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None) -> None:
@@ -133,12 +144,15 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
         for told in (error, error.__cause__):
-            if isinstance(told, RlsyncError):  # it tells its own cure: a part, or a worker that died
+            # it tells its own cure: a part, or a worker that died
+            if isinstance(told, RlsyncError):
                 raise told from told.__cause__
         raise _misfit(error, checkpoint, changed or []) from error
     finally:
         trainer.logger = logger
-    settings.put_back(None if changed is None else [c.restored for c in changed if c.restored is not None])
+    settings.put_back(
+        None if changed is None else [c.restored for c in changed if c.restored is not None]
+    )
     if trainer.seed is not None:
         trainer.collector.set_seed(seed_after(trainer.seed, trainer.collected_frames))
 
@@ -170,8 +184,14 @@ class Settings:
                     number.fill_(fresh)
         for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
             kinds = ("", type(optimizer).__name__)
-            for index, (group, options) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-                here = [p.option for p in changed or () if p.group in (None, index) and p.optimizer in kinds]
+            for index, (group, options) in enumerate(
+                zip(optimizer.param_groups, groups, strict=True)
+            ):
+                here = [
+                    p.option
+                    for p in changed or ()
+                    if p.group in (None, index) and p.optimizer in kinds
+                ]
                 for name in options if changed is None else here:
                     _put_back(group, options, name)
         for scheduler in self._schedulers:
@@ -201,10 +221,20 @@ def schedulers(trainer: Trainer) -> list[LRScheduler]:
 
 def _numbers(trainer: Trainer) -> list[tuple[str, Tensor]]:
     """The buffers of one number in the loss module, and in modules that registered hooks hold, by name."""
-    owners = [part for part in [trainer.loss_module, *_held_by_hooks(trainer)] if isinstance(part, nn.Module)]
+    owners = [
+        part
+        for part in [trainer.loss_module, *_held_by_hooks(trainer)]
+        if isinstance(part, nn.Module)
+    ]
     named = [(name.rpartition(".")[2], b) for owner in owners for name, b in owner.named_buffers()]
-    return list({id(b): (name, b) for name, b in named if b.numel() == 1 and b.is_floating_point()}.values())
+    return list(
+        {id(b): (name, b) for name, b in named if b.numel() == 1 and b.is_floating_point()}.values()
+    )
 
 
 def _held_by_hooks(trainer: Trainer) -> list[object]:
-    return [value for hook in trainers.registered_modules(trainer) for value in (hook, *vars(hook).values())]
+    return [
+        value
+        for hook in trainers.registered_modules(trainer)
+        for value in (hook, *vars(hook).values())
+    ]

@@ -68,7 +68,9 @@ class RunFolder:
 
     def describe(self) -> str:
         config = config_in(self.path / RESOLVED)
-        recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
+        recipe, env, seed = (
+            OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed")
+        )
         if OmegaConf.select(config, "recipe.replay.ratio"):
             replay = " with replay"
         else:
@@ -124,10 +126,15 @@ class RunFolder:
     @cached_property
     def _events(self) -> dict[str, Curve]:
         try:
-            from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+            from tensorboard.backend.event_processing.event_accumulator import (
+                SCALARS,
+                EventAccumulator,
+            )
         except ImportError as error:
             cure = "pip install 'rlsync[tensorboard]'"
-            raise NotRecorded(f"metrics are TensorBoard events, which {cure} lets rlsync read") from error
+            raise NotRecorded(
+                f"metrics are TensorBoard events, which {cure} lets rlsync read"
+            ) from error
         events = EventAccumulator(str(self.path / METRICS), size_guidance={SCALARS: 0})
         events.Reload()
         found = {}
@@ -138,7 +145,9 @@ class RunFolder:
 
 
 def _unreadable(file: Path, why: str) -> ConfigError:
-    return ConfigError(f"cannot read what a run wrote: {why}", str(file), "remove or repair the file")
+    return ConfigError(
+        f"cannot read what a run wrote: {why}", str(file), "remove or repair the file"
+    )
 
 
 def _whole_lines(file: Path) -> list[str]:
@@ -161,7 +170,9 @@ def _numbers(rows: list[list[str]], file: Path) -> Numbers:
 def _columns(file: Path, leave_out: str = "") -> dict[str, Numbers]:
     rows = csv.DictReader(_whole_lines(file))
     names = [name for name in rows.fieldnames or [] if name != leave_out]
-    return dict(zip(names, _numbers([[row[name] for name in names] for row in rows], file), strict=True))
+    return dict(
+        zip(names, _numbers([[row[name] for name in names] for row in rows], file), strict=True)
+    )
 
 
 def _curve(frames: Numbers, values: Numbers, spread: Numbers | None = None) -> Curve:

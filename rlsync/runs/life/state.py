@@ -105,7 +105,8 @@ class RunStatus:
     ended: Ended | None = None  # how the run ended, if it did so by itself
     statistics: files.RunStatistics | None = None  # what the run last wrote of itself
     agents: tuple[RunStatus, ...] = ()  # of a population
-    lag: str = ""  # how old the weights are that workers act with, in words; empty if it cannot be known
+    # how old the weights are that workers act with, in words; empty if it cannot be known
+    lag: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -132,7 +133,9 @@ def status_of(run: Path) -> RunStatus:
     if found.ended is None and statistics is not None and statistics.evaluations_ended is not None:
         told.append(statistics.evaluations_ended)
     if schedule.is_file():
-        told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
+        told.append(
+            f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}"
+        )
     version = found.version
     if version is None and statistics is not None:
         version = statistics.version
@@ -265,14 +268,19 @@ def learner_in(run: Path) -> int | None:
         said = json.loads((run / files.ROOM).read_bytes().partition(b"\n")[0])
         process = psutil.Process(said["pid"])
         # A process's number is given again, also that of one that has just begun.
-        if abs(process.create_time() - said["began_s"]) < 1 and process_state(process.pid) != "dead":
+        if (
+            abs(process.create_time() - said["began_s"]) < 1
+            and process_state(process.pid) != "dead"
+        ):
             return process.pid
     return None
 
 
 def ended(run: Path) -> Ended | None:
     """How the run in this folder ended; None if it has not, or was killed."""
-    found = record_in(run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed")
+    found = record_in(
+        run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed"
+    )
     if found is not None and found.checkpoint is not None:  # the folder may have moved since
         found = replace(found, checkpoint=str(run / files.CHECKPOINT))
     return found

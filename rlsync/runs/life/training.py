@@ -63,7 +63,10 @@ def begun(job: Job) -> Path:
     trust.claim(run_dir, job.trusted)
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
-    print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
+    print(
+        "\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]),
+        flush=True,
+    )
     return run_dir
 
 
@@ -112,14 +115,22 @@ class TrainingLife:
         ConfigError: the trainer lacks a hook that says it.
     """
 
-    def __init__(self, trainer: Trainer, interrupts: Interrupts, life_frames: int | None = None) -> None:
+    def __init__(
+        self, trainer: Trainer, interrupts: Interrupts, life_frames: int | None = None
+    ) -> None:
         hooks = trainers.registered_modules(trainer)
-        syncs = [hook for hook in hooks if isinstance(hook, SyncWeights) and hook.feeds is trainer.collector]
+        syncs = [
+            hook
+            for hook in hooks
+            if isinstance(hook, SyncWeights) and hook.feeds is trainer.collector
+        ]
         returns = [hook for hook in hooks if isinstance(hook, EpisodeReturns)]
         statistics = [hook for hook in hooks if isinstance(hook, StatisticsHook)]
         counts = len(syncs), len(returns), len(statistics)
         if counts != (1, 1, 1):
-            what = "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(*counts)
+            what = "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(
+                *counts
+            )
             cure = "register one of each, as rlsync.runs.recipes.parts.register_hooks(trainer, run) does"
             raise ConfigError(what, "the recipe's build()", cure)
         self.trainer = trainer
@@ -137,7 +148,8 @@ class TrainingLife:
         self._interrupts.attach(stop, job.config.stop_within_s)
         if self._interrupts.signal is not None:
             print("stopped: interrupted before the first frame", flush=True)
-            trainers.run_shutdown_operations(self.trainer)  # else the evaluator would be waited for, in vain
+            # else the evaluator would be waited for, in vain
+            trainers.run_shutdown_operations(self.trainer)
             return
 
         way = self._way_of_updates()
@@ -247,7 +259,8 @@ def told_of_resume(trainer: Trainer, job: Job) -> str:
 def prepare_process() -> None:
     """One thread, which leaves the cores to the workers; no slow numbers; memory kept; and less noise."""
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # Adam's moments of units that are off would cost dqn a fifth of a step
+    # Adam's moments of units that are off would cost dqn a fifth of a step
+    torch.set_flush_denormal(True)
     keep_freed_memory()
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*experimental/prototype feature")

@@ -39,7 +39,8 @@ class Bound:
         if value is None:
             return True
         if self.choices:
-            return value in self.choices or value in self._names  # what is installed is looked for last
+            # what is installed is looked for last
+            return value in self.choices or value in self._names
         if self.widths:
             return bool(value) and min(value) >= 1
         above = value > self.low if self.low_excluded else value >= self.low
@@ -55,7 +56,9 @@ class Bound:
             kind = "a finite number"
         else:
             kind = "a number"
-        return f"{kind} {sign} {self.low:g}" + (f" and <= {self.high:g}" if self.high < float("inf") else "")
+        return f"{kind} {sign} {self.low:g}" + (
+            f" and <= {self.high:g}" if self.high < float("inf") else ""
+        )
 
 
 #: The metadata of a field for the widths of a network's layers, of which there is at least one.
@@ -85,7 +88,9 @@ def fraction(default: Any) -> Any:
 
 def one_of(default: str, *others: str, group: str = "") -> Any:
     """A field that accepts these names; the first is its default. Entry points of a ``group`` add theirs."""
-    return field(default=default, metadata={"bound": Bound(choices=(default, *others), group=group)})
+    return field(
+        default=default, metadata={"bound": Bound(choices=(default, *others), group=group)}
+    )
 
 
 def kept(default: Any, why: str) -> Any:
@@ -97,7 +102,8 @@ def kept(default: Any, why: str) -> Any:
 class Restored:
     """What brings a setting's old value back when a checkpoint is loaded: a buffer, or an option."""
 
-    buffer: str = ""  # the name of buffers with one number, in the loss module or in modules of hooks
+    # the name of buffers with one number, in the loss module or in modules of hooks
+    buffer: str = ""
     option: str = ""  # the name of an option in the parameter groups of optimizers
     group: int | None = None  # of that parameter group only; None: of all
     optimizer: str = ""  # of optimizers of this class only, such as "Adam"; empty: of all
@@ -108,7 +114,9 @@ def in_buffer(default: Any, name: str) -> Any:
     return _with(default, "restored", Restored(buffer=name))
 
 
-def in_optimizer(default: Any, option: str, *, group: int | None = None, optimizer: str = "") -> Any:
+def in_optimizer(
+    default: Any, option: str, *, group: int | None = None, optimizer: str = ""
+) -> Any:
     """A field whose value optimizers keep as an option, which checkpoints restore; see :class:`Restored`."""
     return _with(default, "restored", Restored("", option, group, optimizer))
 

@@ -85,7 +85,9 @@ class WholeCheckpoint(StagedCheckpoint):
         paths = [path.stat() for path in stage.rglob("*")]
         linked = [facts for facts in paths if stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1]
         # The blocks of what was written, and one for each name.
-        self._room_bytes = sum(4096 + 512 * facts.st_blocks for facts in paths if facts not in linked)
+        self._room_bytes = sum(
+            4096 + 512 * facts.st_blocks for facts in paths if facts not in linked
+        )
         _replace(at, stage)
 
     def _save(self, at: Path, options: dict[str, Any]) -> None:
@@ -93,12 +95,20 @@ class WholeCheckpoint(StagedCheckpoint):
             super().save(at, **options)
         except (OSError, RuntimeError, RlsyncError) as error:
             refusal = machines(error)
-            if self._room is None or refusal is None or refusal.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if (
+                self._room is None
+                or refusal is None
+                or refusal.errno not in (errno.ENOSPC, errno.EDQUOT)
+            ):
                 raise
             self._give_room_up()
             super().save(at, **options)
             what = "the disk is full: a checkpoint took the room that was kept for the last one of the run"
-            warn(RlsyncWarning(what, str(at), "free some space there, or the next one may end the run"))
+            warn(
+                RlsyncWarning(
+                    what, str(at), "free some space there, or the next one may end the run"
+                )
+            )
 
     def _keep_room(self, folder: Path) -> None:
         """Keep room for a checkpoint as large as this one, in a file that goes with this process."""
@@ -143,7 +153,10 @@ def _write_manifest(checkpoint: Path) -> None:
     for file in inside:
         if file.is_file():
             digest = carried.get(file) or digest_of(file)
-            files[file.relative_to(checkpoint).as_posix()] = {"bytes": file.stat().st_size, "blake2b": digest}
+            files[file.relative_to(checkpoint).as_posix()] = {
+                "bytes": file.stat().st_size,
+                "blake2b": digest,
+            }
     _flush_all([path for path in inside if path not in carried])
     text = json.dumps({"format": _FORMAT, "files": files}, indent=1)
     write_whole(checkpoint / DIGESTS, lambda beside: beside.write_text(text), durable=True)
@@ -183,7 +196,10 @@ def _replace(at: Path, new: Path) -> None:
             raise
         # The new one stays beside its place: it is the only one. If this raised, TorchRL would remove it.
     flush(at.parent)
-    for replaced in (*at.parent.glob(f".{at.name}.backup-*"), *at.parent.glob(f".{at.name}.stage-*")):
+    for replaced in (
+        *at.parent.glob(f".{at.name}.backup-*"),
+        *at.parent.glob(f".{at.name}.stage-*"),
+    ):
         if at.exists() or replaced != new:
             _remove(replaced)
 
@@ -202,7 +218,9 @@ def _renamed(folder: Path, to: Path) -> bool:
 def _copy_to(new: Path, at: Path) -> None:
     """Give the files of a checkpoint names in its place, the manifest last. OSError if there is no room."""
     try:
-        shutil.copytree(new, at, copy_function=link_or_copy, ignore=lambda _, names: {DIGESTS} & {*names})
+        shutil.copytree(
+            new, at, copy_function=link_or_copy, ignore=lambda _, names: {DIGESTS} & {*names}
+        )
         _flush_all([at, *at.rglob("*")])
         link_or_copy(new / DIGESTS, at / DIGESTS)
         flush(at / DIGESTS)
@@ -227,7 +245,9 @@ def places(folder: Path) -> list[Path]:
     Of one that was not put into its place yet, or was replaced, the name begins with a dot.
     """
     stages, replaced = (
-        sorted(folder.glob(f".{CHECKPOINT}.{kind}-*"), key=lambda at: at.stat().st_mtime, reverse=True)
+        sorted(
+            folder.glob(f".{CHECKPOINT}.{kind}-*"), key=lambda at: at.stat().st_mtime, reverse=True
+        )
         for kind in ("stage", "backup")
     )
     whole = [at for at in stages if (at / DIGESTS).is_file()]  # the last file that is written
@@ -251,7 +271,9 @@ class Taken:
         return f"{self.checkpoint}{self.why}"
 
 
-def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = None) -> Taken | None:
+def taken(
+    folder: Path, *, trusted: bool, components: Collection[str] | None = None
+) -> Taken | None:
     """The newest whole checkpoint in a folder; None if there is none, a ConfigError if none is whole."""
     found = places(folder)
     errors = list[RlsyncError]()
@@ -278,13 +300,17 @@ def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = N
     return None
 
 
-def require_whole(checkpoint: Path, *, trusted: bool, components: Collection[str] | None = None) -> bool:
+def require_whole(
+    checkpoint: Path, *, trusted: bool, components: Collection[str] | None = None
+) -> bool:
     """Refuse a checkpoint with a damaged file, of ``components`` or all. False: no manifest, but trusted."""
     record = checkpoint / DIGESTS
     if not record.is_file():
         if not trusted:
             cure = "if it is whole, as one of an older rlsync may be, add --trust (in Python trust=True)"
-            raise ConfigError(f"the checkpoint cannot be checked: it has no {DIGESTS}", str(checkpoint), cure)
+            raise ConfigError(
+                f"the checkpoint cannot be checked: it has no {DIGESTS}", str(checkpoint), cure
+            )
         for folder in _folders(checkpoint, components):
             _require_sizes(folder)
         return False
@@ -292,7 +318,10 @@ def require_whole(checkpoint: Path, *, trusted: bool, components: Collection[str
         held = json.loads(record.read_text())
         if held["format"] != _FORMAT:
             raise ValueError(f"its format is {held['format']}, and this rlsync reads {_FORMAT}")
-        files = {checkpoint / name: (int(f["bytes"]), str(f["blake2b"])) for name, f in held["files"].items()}
+        files = {
+            checkpoint / name: (int(f["bytes"]), str(f["blake2b"]))
+            for name, f in held["files"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(record, first_line(error)) from error
     own = checkpoint / _TORCHRLS
@@ -329,7 +358,8 @@ def _require_sizes(folder: Path) -> None:
     for record in folder.rglob(_TENSORS):
         try:
             sizes = {
-                name: torch.Size(about["shape"]).numel() * getattr(torch, about["dtype"][6:]).itemsize
+                name: torch.Size(about["shape"]).numel()
+                * getattr(torch, about["dtype"][6:]).itemsize
                 for name, about in json.loads(record.read_text()).items()
                 if isinstance(about, dict) and "dtype" in about and not about.get("is_nested")
             }

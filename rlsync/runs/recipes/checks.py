@@ -50,7 +50,9 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
         yield from look(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and not has_package(kind):
-        yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
+        yield ConfigError(
+            f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'"
+        )
     if (point := installed(LOGGERS).get(kind)) is not None:
         yield from caught(lambda: imported(point, "logger"), "logger.kind")
     for error in config.recipe.errors(config):
@@ -66,7 +68,8 @@ def check(config: Config) -> Config:
     return config
 
 
-_FULL_WORKER = 16  #: with more environments a worker gains little: it steps them one after the other
+#: with more environments a worker gains little: it steps them one after the other
+_FULL_WORKER = 16
 
 
 def more_frames(config: Config) -> str | None:
@@ -76,14 +79,18 @@ def more_frames(config: Config) -> str | None:
     workers = collector.num_workers
     ways: dict[str, Config] = {}
     if 2 * envs <= _FULL_WORKER:
-        ways[f"env.num_envs={2 * envs}"] = replace(config, env=replace(config.env, num_envs=2 * envs))
+        ways[f"env.num_envs={2 * envs}"] = replace(
+            config, env=replace(config.env, num_envs=2 * envs)
+        )
     if affine_cores() > workers + 1:
         more = replace(collector, num_workers=workers + 1)
         ways[f"collector.num_workers={workers + 1}"] = replace(config, collector=more)
     if collector.lag == 0 and workers:
         ways["collector.lag=1"] = replace(config, collector=replace(collector, lag=1))
     before = len(list(_misfits(config)))
-    return next((word for word, other in ways.items() if len(list(_misfits(other))) <= before), None)
+    return next(
+        (word for word, other in ways.items() if len(list(_misfits(other))) <= before), None
+    )
 
 
 def file_errors(config: Config) -> Iterator[RlsyncError]:
@@ -122,12 +129,16 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
     yield from caught(lambda: check_address(cluster.address))
     if not config.recipe.acts_on_clusters():
         what = f"the recipe {config.recipe.name!r} cannot act on a cluster"
-        others = ", ".join(name for name in SHIPPED if recipe_named(name).settings().acts_on_clusters())
+        others = ", ".join(
+            name for name in SHIPPED if recipe_named(name).settings().acts_on_clusters()
+        )
         cure = f"give cluster=none, or a recipe that acts on nodes: {others}"
         yield ConfigError(what, f"cluster.kind={cluster.kind}", cure)
     if cluster.placement == "others" and cluster.address is None:
         what = "a Ray that is started for this run has no other node than the learner's"
-        yield ConfigError(what, "cluster.placement=others", "give cluster.address, or cluster.placement=all")
+        yield ConfigError(
+            what, "cluster.placement=others", "give cluster.address, or cluster.placement=all"
+        )
     for name, amount in cluster.resources.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
             what = f"{amount!r} is no amount of a resource"
@@ -143,7 +154,9 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
         yield ConfigError(what, "collector.num_workers=0", "give 1 or more, or cluster=none")
     if not isinstance(config.collector.device, str):
         what = "a list of devices has one for each worker, and there is no worker process"
-        yield ConfigError(what, "collector.device, collector.num_workers=0", "give one device, like cpu")
+        yield ConfigError(
+            what, "collector.device, collector.num_workers=0", "give one device, like cpu"
+        )
 
 
 def batch_errors(config: Config) -> Iterator[RlsyncError]:
@@ -172,12 +185,12 @@ def schedule_errors(config: Config) -> Iterator[RlsyncError]:
     full = config.recipe.ring_policy()
     if lag is not None and lag > 0 and not config.cluster.here:
         what = f"the nodes of a cluster keep no lag of {lag}"
-        cure = (
-            "give collector.lag=0 (a batch has frames of the newest version alone) or null, or cluster=none"
-        )
+        cure = "give collector.lag=0 (a batch has frames of the newest version alone) or null, or cluster=none"
         yield ConfigError(what, f"collector.lag={lag}", cure)
     without_lag = {
-        "sync.when.unit": "count batches, frames or optim_steps" if seconds and config.cluster.here else "",
+        "sync.when.unit": "count batches, frames or optim_steps"
+        if seconds and config.cluster.here
+        else "",
         "recipe.when_full": "" if full == "block" else "give block",
     }
     without_lives = {
@@ -210,14 +223,17 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
     on_cpu = config.learner.device == "cpu"
     asked = {"compile": recipe.compile == "on", "update_dtype": recipe.update_dtype == BFLOAT16}
     for key in [key for key in asked if asked[key] and key not in recipe.update_keys]:
-        others = ", ".join(name for name in SHIPPED if key in recipe_named(name).settings.update_keys)
+        others = ", ".join(
+            name for name in SHIPPED if key in recipe_named(name).settings.update_keys
+        )
         what = f"the updates of {recipe.name!r} cannot do that: only those of {others} have it"
         yield ConfigError(what, f"recipe.{key}", f"leave recipe.{key} out")
     if asked["compile"] and on_cpu and not has_compiler():
         cure = "install g++ and Python's headers, or give recipe.compile=off"
         yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)
     on_cpu |= recipe.acts_in_update_dtype and config.collector.device == "cpu"
-    if asked["update_dtype"] and on_cpu and bfloat16_instructions() == []:  # None: it cannot be told
+    # None: it cannot be told
+    if asked["update_dtype"] and on_cpu and bfloat16_instructions() == []:
         cure = "give recipe.update_dtype=float32"
         yield ConfigError("this processor has no bfloat16", "recipe.update_dtype=bfloat16", cure)
 

@@ -80,7 +80,9 @@ class DQNConfig(OffPolicyConfig):
         yield from super().errors(config)
         if self.ladder_alpha and config.workers_per_node < 2:
             cure = "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0"
-            yield ConfigError("one worker makes no ladder of exploration rates", "recipe.ladder_alpha", cure)
+            yield ConfigError(
+                "one worker makes no ladder of exploration rates", "recipe.ladder_alpha", cure
+            )
         if self.ladder_alpha and not 0 < self.ladder_base <= self.epsilon_start:
             what = f"a ladder of exploration rates cannot end at powers of {self.ladder_base:g}"
             most = f"recipe.epsilon_start = {self.epsilon_start:g}"
@@ -133,7 +135,9 @@ def player_of(
 
 def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
     activation = _ACTIVATIONS[recipe.activation]
-    q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation)
+    q_net = parts.mlp(
+        spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation
+    )
     q_module = TensorDictModule(
         seeing(recipe, spaces, q_net), in_keys=["observation"], out_keys=["action_value"]
     )
@@ -149,7 +153,9 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
 
 def make_loss(recipe: DQNConfig, spaces: parts.Spaces, actor: QValueActor) -> DQNLoss:
     """The loss of a Q network, and of a target network that is a copy of it now."""
-    loss = DQNLoss(actor, action_space=spaces.action_spec, delay_value=True, double_dqn=recipe.double)
+    loss = DQNLoss(
+        actor, action_space=spaces.action_spec, delay_value=True, double_dqn=recipe.double
+    )
     loss.make_value_estimator(gamma=recipe.gamma)
     return loss
 
@@ -166,7 +172,9 @@ def pure_update(loss: DQNLoss, optimizer: optim.Adam) -> pure.Update:
         with torch.no_grad():
             values = q(target, b["next_observation"])
             chooser = q(trained, b["next_observation"]) if double else values
-            goal = pure.goal(b, gamma, values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1))
+            goal = pure.goal(
+                b, gamma, values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+            )
         errors = ((q(trained, b["observation"]) * b["action"]).sum(-1) - goal).square()
         return {"loss": pure.mean(b, errors), "td_error": errors.unsqueeze(-1)}
 

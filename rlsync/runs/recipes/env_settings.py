@@ -95,7 +95,9 @@ class AtariConfig(EnvConfig):
         if not self.id:
             yield ConfigError("no game is named", "env.id", "for example env.id=ALE/Breakout-v5")
         elif not _V5.fullmatch(self.id):
-            yield ConfigError(f"{self.id!r} is not the id of an Atari game's v5", "env.id", _cure(self.id))
+            yield ConfigError(
+                f"{self.id!r} is not the id of an Atari game's v5", "env.id", _cure(self.id)
+            )
         for name in self.kwargs.keys() & {spec.name for spec in fields(self)}:
             cure = f"write env.{name}={self.kwargs[name]}"
             yield ConfigError(f"{name} has a key of its own", f"env.kwargs.{name}", cure)
@@ -182,7 +184,9 @@ def _cure(name: str) -> str:
 def refuse_unsaid_protocol(env: EnvConfig) -> None:
     """Raise ConfigError for an Atari game that is named as any id: nothing would say how it is played."""
     found = _OTHER.fullmatch(env.id)
-    named = found and (env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id)
+    named = found and (
+        env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id
+    )
     if found and named and not isinstance(env, AtariConfig):
         what = f"{env.id!r} is an Atari game, and nothing says by which protocol it is played"
         cure = f"give env=atari env.id=ALE/{found['game']}-v5; AtariConfig in Python; /schema/atari in a file"
@@ -192,4 +196,6 @@ def refuse_unsaid_protocol(env: EnvConfig) -> None:
 def settings_with(keys: Collection[str]) -> EnvConfig:
     """The defaults of the settings that have these keys, as a run's config has written them."""
     kinds = (EnvConfig, AtariConfig, RenderedConfig)
-    return next((kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)}), EnvConfig())
+    return next(
+        (kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)}), EnvConfig()
+    )

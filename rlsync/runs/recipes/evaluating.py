@@ -45,7 +45,9 @@ from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 APART = 2**30
 
 
-def register_with_evaluations(trainer: Trainer, run: Run[Any], greedy: Player, learned: str = "") -> None:
+def register_with_evaluations(
+    trainer: Trainer, run: Run[Any], greedy: Player, learned: str = ""
+) -> None:
     """Register what publishes, logs and watches, and the evaluating process if the config wants one.
 
     Its returns then decide on ``recipe.target_return``. It plays with ``greedy``, whose modules are those of
@@ -61,7 +63,9 @@ def register_with_evaluations(trainer: Trainer, run: Run[Any], greedy: Player, l
         evaluator.register(trainer)
 
 
-def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
+def make_evaluator(
+    run: Run[Any], collector: BaseCollector, player: Player, learned: str = ""
+) -> Evaluator:
     """The process that plays on the workers' board, once it has made its first step.
 
     ConfigError: there is no board or no run folder. WorkerLost, AdoptionTimeout: the process did not start.
@@ -73,7 +77,9 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
     films = evaluation.video_every
     if board is None or folder is None:
         what = "an evaluation needs a board to read and a run folder to write to"
-        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
+        raise ConfigError(
+            what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
+        )
     best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
     job = EvaluationJob(
         board=board,
@@ -165,7 +171,9 @@ def _trial(config: Config, way: str, ended_in_each_step: Iterator[int]) -> Trial
     except Exception as error:  # it is foreign code, which may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{config.env.id!r} raises {type(error).__name__}: {first_line(error)}"
-        where = f"env.id, as {way}, after {steps} steps; {Path(last.filename).name}, line {last.lineno}"
+        where = (
+            f"env.id, as {way}, after {steps} steps; {Path(last.filename).name}, line {last.lineno}"
+        )
         cure = "mend the environment, or give another one: a run would end there"
         raise ConfigError(what, where, cure) from error
     return Trial(way, steps, episodes)
@@ -218,8 +226,8 @@ def _require_finite(config: Config, reward: Tensor, observation: Tensor) -> None
     """Refuse numbers that would end a run at its first update."""
     for name, numbers in (("reward", reward), ("observation", observation)):
         if not bool(torch.isfinite(numbers).all()):
-            what = f"{config.env.id!r} answers step() with a {name} that is infinite or not a number"
-            cure = (
-                "let it answer with finite numbers: nothing can be learned from others, and the run would end"
+            what = (
+                f"{config.env.id!r} answers step() with a {name} that is infinite or not a number"
             )
+            cure = "let it answer with finite numbers: nothing can be learned from others, and the run would end"
             raise ConfigError(what, f"env.id; the {name} is {numbers.flatten().tolist()[:8]}", cure)

@@ -28,7 +28,9 @@ class Cluster:
         self._run = run
         self.workers = run.config.workers_per_node
 
-    def collector(self, player: Player, *, when_full: Any = "block", **settings: Any) -> ClusterCollector:
+    def collector(
+        self, player: Player, *, when_full: Any = "block", **settings: Any
+    ) -> ClusterCollector:
         """Start workers that act with a player; see ``Here``. Those of a cluster drop nothing themselves."""
         config = self._run.config
         with self._connected() as places:

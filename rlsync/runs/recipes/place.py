@@ -31,7 +31,9 @@ class Here:
         self._settings = run.config.collector
         self.workers = run.config.workers_per_node  #: on each machine
 
-    def collector(self, player: Player, *, when_full: Any = "block", **settings: Any) -> RolloutCollector:
+    def collector(
+        self, player: Player, *, when_full: Any = "block", **settings: Any
+    ) -> RolloutCollector:
         """Start workers that act with a player; ``settings`` are arguments of all collectors of rollouts."""
         config = self._run.config
         lag = self._settings.lag
@@ -73,7 +75,9 @@ def start_method() -> str:
 
 
 @contextmanager
-def started_collector(run: Run[Any], player: Player, *, random_frames: int = 0) -> Iterator[RolloutCollector]:
+def started_collector(
+    run: Run[Any], player: Player, *, random_frames: int = 0
+) -> Iterator[RolloutCollector]:
     """Workers, here or on a cluster, and a collector of their transitions.
 
     They act with ``player`` and adopt weights from a board.

@@ -69,11 +69,18 @@ class HeadPlayer(Player):
         self._head = head
         self._deterministic = deterministic
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         return {}
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         parameters = self._network(observation)
         if self._deterministic:
@@ -109,7 +116,9 @@ class BoxPlayer(Player):
     ) -> None:
         actions = spaces.player_actions()
         assert isinstance(actions, BoxActions), "the recipe's probe has refused choices"
-        super().__init__({POLICY: policy}, actions, spaces.observation_shape, spaces.observation_dtype)
+        super().__init__(
+            {POLICY: policy}, actions, spaces.observation_shape, spaces.observation_dtype
+        )
         self._network = network
         self._choose = choose
         pairs = list(zip(actions.low, actions.high, strict=True))
@@ -121,11 +130,18 @@ class BoxPlayer(Player):
         else:
             self._bounds = (middle, half)
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         return {}
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         place = self._choose(self._network(observation), generator)
         middle, half = self._bounds

@@ -152,7 +152,9 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
         }
 
     keys = ("observation", "action", "action_log_prob", "advantage", "value_target")
-    return pure.Update((loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys)
+    return pure.Update(
+        (loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys
+    )
 
 
 def acting(run: parts.Run[PPOConfig], deterministic: bool) -> parts.Acting:

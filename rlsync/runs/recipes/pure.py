@@ -20,7 +20,14 @@ from torch._dynamo import config as dynamo
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch.nn.functional import batch_norm, linear
-from torchrl.modules import MLP, ProbabilisticActor, QValueActor, QValueModule, TanhModule, ValueOperator
+from torchrl.modules import (
+    MLP,
+    ProbabilisticActor,
+    QValueActor,
+    QValueModule,
+    TanhModule,
+    ValueOperator,
+)
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 from torchrl.objectives import LossModule, SoftUpdate
 from torchrl.trainers import OptimizationStepper, Trainer
@@ -104,7 +111,9 @@ def network(
             own = [name for name, _ in (*layer.named_buffers(), *layer.named_parameters())]
             compute = _LAYERS[type(layer)]
             if isinstance(layer, nn.BatchNorm1d):
-                compute = partial(compute, training=training, momentum=layer.momentum, eps=layer.eps)
+                compute = partial(
+                    compute, training=training, momentum=layer.momentum, eps=layer.eps
+                )
             elif isinstance(layer, nn.Linear) and len(own) < 2:
                 raise NotServed("a layer has no bias")
             layers.append((compute, len(own)))
@@ -125,7 +134,9 @@ def goal(batch: Batch, gamma: Tensor, value: Tensor) -> Tensor:
     """``[B]``: the rewards, and the discounted value of what follows them."""
     if "steps_to_next_obs" in batch:
         gamma = gamma ** batch["steps_to_next_obs"].view_as(value)
-    return batch["next_reward"].squeeze(-1) + gamma * (~batch["next_terminated"].squeeze(-1)) * value
+    return (
+        batch["next_reward"].squeeze(-1) + gamma * (~batch["next_terminated"].squeeze(-1)) * value
+    )
 
 
 def mean(batch: Batch, errors: Tensor) -> Tensor:
@@ -144,7 +155,9 @@ class SoftTargets(SoftUpdate):
         self._pairs: list[list[Tensor]] = [[], []]
         for name, targets in loss.named_children():
             if name.startswith("target_") and isinstance(targets, tdnn.TensorDictParams):
-                for key, trained in loss.get_submodule(name.removeprefix("target_")).items(True, True):
+                for key, trained in loss.get_submodule(name.removeprefix("target_")).items(
+                    True, True
+                ):
                     if trained.requires_grad:
                         self._pairs[0].append(targets.get(key))
                         self._pairs[1].append(trained.detach())
@@ -154,7 +167,8 @@ class SoftTargets(SoftUpdate):
             torch._foreach_lerp_(self._pairs[0], self._pairs[1], 1 - self.eps)
 
 
-Losses = Callable[[Batch, Sequence[Tensor]], Found]  #: losses, and what else is found of a batch and noise
+#: losses, and what else is found of a batch and noise
+Losses = Callable[[Batch, Sequence[Tensor]], Found]
 
 
 class Phase(NamedTuple):
@@ -171,14 +185,21 @@ class Update(NamedTuple):
     networks: Sequence[nn.Module]  #: the modules that hold the tensors, for hooks on them
     phases: Sequence[Phase]
     keys: Sequence[NestedKey] = TRANSITION
-    noise: Callable[[Batch], Sequence[Tensor]] = lambda b: ()  #: is drawn as TorchRL's loss draws it
-    due: Callable[[], int] | None = None  #: counts an update, and returns how many phases are due. None: all
+    #: is drawn as TorchRL's loss draws it
+    noise: Callable[[Batch], Sequence[Tensor]] = lambda b: ()
+    #: counts an update, and returns how many phases are due. None: all
+    due: Callable[[], int] | None = None
     idle: Mapping[str, Tensor] = {}  #: what is found of phases that are not due
-    after: Callable[[], None] = lambda: None  #: what TorchRL's stepper does after its optimizers' steps
+    #: what TorchRL's stepper does after its optimizers' steps
+    after: Callable[[], None] = lambda: None
 
 
 def gradients(
-    losses: Losses, parameters: Sequence[Tensor], batch: Batch, noise: Sequence[Tensor], bfloat16: bool
+    losses: Losses,
+    parameters: Sequence[Tensor],
+    batch: Batch,
+    noise: Sequence[Tensor],
+    bfloat16: bool,
 ) -> tuple[Sequence[Tensor], Tensor, Found]:
     """The gradients of the sum of all losses, their norm, and what the losses found."""
     with torch.autocast(parameters[0].device.type, torch.bfloat16, enabled=bfloat16):
@@ -200,7 +221,8 @@ class PureStepper(OptimizationStepper):
         self, make: Callable[[], Update], graphs: Graphs | None = None, *, bfloat16: bool = False
     ) -> None:
         self.why_not: str | None = None  #: what the updates take TorchRL's way for
-        self.told: list[Callable[[Found], None]] = []  #: are called with what is found, before each step
+        #: are called with what is found, before each step
+        self.told: list[Callable[[Found], None]] = []
         self._never: str | None = None
         self._graphs = graphs
         self._bfloat16 = bfloat16
@@ -234,7 +256,8 @@ class PureStepper(OptimizationStepper):
         self._averages = {}
         self.why_not = self._never or foreign_hand(self._of, self._update.networks)
         read = None if self.why_not is not None else fields_read(self._of)
-        is_alone = self._of.optimization_stepper is self  # else the batches go to a stepper around it, too
+        # else the batches go to a stepper around it, too
+        is_alone = self._of.optimization_stepper is self
         if read is None or not is_alone:
             self._fields = None
         else:
@@ -264,7 +287,11 @@ class PureStepper(OptimizationStepper):
             return found.select(*(name for name, value in found.items() if value.numel() == 1))
         update = self._update
         read = ((key, sub_batch.get(key, None)) for key in update.keys)
-        batch = {k if isinstance(k, str) else "_".join(k): value for k, value in read if value is not None}
+        batch = {
+            k if isinstance(k, str) else "_".join(k): value
+            for k, value in read
+            if value is not None
+        }
         noise = update.noise(batch)
         due = len(update.phases) if update.due is None else update.due()
         found = dict(update.idle) if due < len(update.phases) else {}
@@ -301,7 +328,9 @@ class PureStepper(OptimizationStepper):
             tell(found | {"grad_norm": norm})
         phase.optimizer.step()
         phase.optimizer.zero_grad()
-        return found | ({"grad_norm_0": norm} if phase.clips and len(self._update.phases) == 1 else {})
+        return found | (
+            {"grad_norm_0": norm} if phase.clips and len(self._update.phases) == 1 else {}
+        )
 
 
 class Graphs:
@@ -327,7 +356,8 @@ class Graphs:
         try:
             if self.why_not is None:
                 grads, norm, found = self._by_graph(losses, shapes, parameters, batch, *rest)
-                if self._replays:  # the next replay writes to the same memory; gradients are used before
+                # the next replay writes to the same memory; gradients are used before
+                if self._replays:
                     norm = norm.clone()
                     found = {name: value.clone() for name, value in found.items()}
                 return grads, norm, found

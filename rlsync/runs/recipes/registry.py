@@ -113,7 +113,9 @@ class Recipe:
         run: Run[Any] = Run(config, spaces, again, shared)
         seed_all(config.seed)  # workers are seeded by the trainer, through their collector
         if (trainer := self.trainer(run)) is None:
-            raise ConfigError("the builder returned None", f"recipe {self.name!r}", "let it return a trainer")
+            raise ConfigError(
+                "the builder returned None", f"recipe {self.name!r}", "let it return a trainer"
+            )
         return trainer
 
     def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
@@ -149,7 +151,9 @@ def names() -> list[str]:
 def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -> Recipe:
     """The recipe of this name, at a ``module:OBJECT``, shipped or installed; ConfigError names ``where``."""
     if at is not None and name in SHIPPED:
-        raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
+        raise ConfigError(
+            f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise"
+        )
     value = at or SHIPPED.get(name)
     if value is not None:
         return loaded(EntryPoint(name, value, extensions.RECIPES))
@@ -164,7 +168,9 @@ def recipe_of(config: Config) -> Recipe:
     if not isinstance(config.recipe, recipe.settings):
         what = f"the recipe is named {name!r} and has the keys of another"
         own = f"a YAML file of your own needs /schema/recipe/{name}@recipe in its defaults"
-        raise ConfigError(what, "recipe.name", f"choose recipe={name}, and leave recipe.name alone; {own}")
+        raise ConfigError(
+            what, "recipe.name", f"choose recipe={name}, and leave recipe.name alone; {own}"
+        )
     return recipe
 
 
@@ -178,10 +184,14 @@ def loaded(point: EntryPoint) -> Recipe:
         "FOLDER, beside FOLDER; an installed recipe needs no _recipe_",
     )
     if not isinstance(found, Recipe):
-        raise ConfigError(f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)")
+        raise ConfigError(
+            f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)"
+        )
     if found.name != point.name:
         what = f"the recipe calls itself {found.name!r}"
-        raise ConfigError(what, where, "give the Recipe, its YAML file and its entry point one name")
+        raise ConfigError(
+            what, where, "give the Recipe, its YAML file and its entry point one name"
+        )
     from rlsync.runs.recipes.settings import RecipeConfig
 
     if not (isinstance(found.settings, type) and issubclass(found.settings, RecipeConfig)):

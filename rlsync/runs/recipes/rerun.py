@@ -22,7 +22,15 @@ from rlsync.record.schedule import Life, Rollout, lives_in
 from rlsync.runs.recipes.checkpoints import checkpoint_at
 from rlsync.runs.recipes.replay.row_segments import INDEX, Segment, read
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig
-from rlsync.runs.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHEDULE, VERSIONS, agents_in
+from rlsync.runs.recipes.run_files import (
+    CHECKPOINT,
+    DIGESTS,
+    LIVES,
+    RESOLVED,
+    SCHEDULE,
+    VERSIONS,
+    agents_in,
+)
 from rlsync.runs.recipes.settings import Config, EvaluationConfig
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
@@ -57,7 +65,9 @@ def _deciding(config: Config) -> dict[str, Any]:
 def _other_key(recorded: Any, now: Any, at: str = "") -> str | None:
     """A key whose value is not the recorded one. One that is newer than the record has its default."""
     if isinstance(recorded, dict) and isinstance(now, dict) and not at.endswith(".kwargs"):
-        found = (_other_key(value, now.get(name), f"{at}.{name}") for name, value in recorded.items())
+        found = (
+            _other_key(value, now.get(name), f"{at}.{name}") for name, value in recorded.items()
+        )
         return next(filter(None, found), None)
     if recorded == now:
         return None
@@ -84,7 +94,9 @@ def keep_life(run: Path, checkpoint: Path) -> Path | None:
     return kept
 
 
-def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int, tuple[Life, Config]]:
+def lives_to_repeat(
+    run: Path, config_in: Callable[[Path], Config]
+) -> dict[int, tuple[Life, Config]]:
     """The lives of a run that can be made again, by number from 1, and their configs; else ConfigError."""
     if agents_in(run):
         what = "this run cannot be made again: its replay was that of a population"
@@ -99,7 +111,9 @@ def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int,
         if number > 1:
             config = replace(config, resume=str(run / LIVES / str(number - 1)))
         for what, cure in _why_not(config, life):
-            raise ConfigError(f"this run cannot be made again: {what}", f"life {number} of {run}", cure)
+            raise ConfigError(
+                f"this run cannot be made again: {what}", f"life {number} of {run}", cure
+            )
         if (key := _other_key(life.facts.get("config"), _deciding(config))) is not None:
             what = f"the schedule was recorded with another config than the one beside it: {key} differs"
             raise ConfigError(what, str(file), f"put the {RESOLVED} back that the run has written")
@@ -111,7 +125,9 @@ def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
     """What lacks or is not recorded, and what to do about it."""
     began_from = life.facts.get("checkpoint")
     when = config.sync.when
-    if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}:
+    if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {
+        None
+    }:
         what = f"the checkpoint in {config.resume} is not the one that it began from"
         yield what, "put that one back, or begin at a later life with --from"
     if not config.cluster.here:
@@ -119,7 +135,10 @@ def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
     if when.unit == "seconds" and when.every is not None:
         yield "it published every so many seconds", "count batches, frames or optim_steps"
     if config.recipe.ring_policy() == "drop_newest":
-        yield "its workers dropped rollouts, which are not recorded", "give when_full=block or drop_oldest"
+        yield (
+            "its workers dropped rollouts, which are not recorded",
+            "give when_full=block or drop_oldest",
+        )
 
 
 def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
@@ -130,7 +149,8 @@ def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
     return replace(
         config,
         run_dir=str(folder),
-        resume=config.resume if life.facts.get("resumed") else None,  # a later life in its folder may have
+        # a later life in its folder may have
+        resume=config.resume if life.facts.get("resumed") else None,
         recipe=recipe,
         sync=replace(config.sync, verify_every_s=None),
         logger=replace(config.logger, kind="none"),
@@ -148,7 +168,8 @@ def number_versions(life: Life, folder: Path) -> None:
 class Frame:
     """A step of one of the environments of a recorded rollout, both from 0."""
 
-    number: int  #: from 1, as the learner took frames; of a rollout, step after step of all environments
+    #: from 1, as the learner took frames; of a rollout, step after step of all environments
+    number: int
     rollout: Rollout
     taken: int  #: how many rollouts the learner took before this one
     step: int
@@ -157,7 +178,9 @@ class Frame:
     envs: int  #: of the rollout
 
 
-def frame_of(life: Life, config: Config, number: int | None, place: tuple[int, int, int, int]) -> Frame:
+def frame_of(
+    life: Life, config: Config, number: int | None, place: tuple[int, int, int, int]
+) -> Frame:
     """The frame of a number, or else of worker, rollout, step and env; ConfigError if there is none."""
     envs = config.env.num_envs
     steps, in_batch = config.recipe.batches(config)
@@ -192,7 +215,11 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
     """What a run's first life keeps of a frame in its replay buffer, if that is one of single steps."""
     number = (frame.taken * frame.envs + frame.env) * frame.steps + frame.step
     checkpoint = checkpoint_at(run / LIVES / "1") or checkpoint_at(run)
-    if checkpoint is None or not isinstance(config.recipe, OffPolicyConfig) or config.resume is not None:
+    if (
+        checkpoint is None
+        or not isinstance(config.recipe, OffPolicyConfig)
+        or config.resume is not None
+    ):
         return {}
     for index in checkpoint.rglob(INDEX):
         for segment in (Segment(**each) for each in json.loads(index.read_text())["segments"]):

@@ -60,7 +60,9 @@ class Run(Generic[S]):
     @cached_property
     def worker_devices(self) -> tuple[torch.device, ...]:
         """Where the policy of each worker of a machine acts."""
-        return device_of_each(self.config.collector.device, self.config.workers_per_node, "collector.device")
+        return device_of_each(
+            self.config.collector.device, self.config.workers_per_node, "collector.device"
+        )
 
     @cached_property
     def evaluation_device(self) -> torch.device:

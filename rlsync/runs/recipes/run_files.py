@@ -39,7 +39,8 @@ OUTPUT = "output.txt"  #: what an agent prints
 ENDED = "ended.json"
 #: While the run lasts: its learner's process, and the room that is kept for ENDED on a disk that may fill up.
 ROOM = ".ended.json"
-STARTED = "started"  #: a random number, by which rlsync knows the folder of a run that this user started
+#: a random number, by which rlsync knows the folder of a run that this user started
+STARTED = "started"
 PLOT = "plot.png"  #: the picture that ``rlsync plot`` draws
 TIMELINE = "timeline.png"  #: the one that ``rlsync timeline`` draws
 
@@ -96,7 +97,9 @@ class RunStatistics:
     updates_per_s: float = _said("optimizer steps a second, in this life")
     version: int = _said("newest published version")
     published_bytes: int = _said("bytes that publishes of this life copied")
-    publish_ms_p50: float | None = _said("median of the milliseconds for which a publish held the learner")
+    publish_ms_p50: float | None = _said(
+        "median of the milliseconds for which a publish held the learner"
+    )
     publish_ms_p95: float | None = _said("95th percentile of the same")
     to_frames_ms_p50: float | None = _said(
         "median milliseconds from a publish until frames of it, or newer ones, arrived"
@@ -107,10 +110,16 @@ class RunStatistics:
         "of the versions that workers had when a batch arrived, null if the transport cannot tell"
     )
     adoption_ms_p95: float | None = _said("95th percentile of the same")
-    lag_versions: int = _said("versions that the slowest worker was behind when the newest batch arrived")
-    staleness_versions: float | None = _said("mean age of the steps that were learned from, in versions")
+    lag_versions: int = _said(
+        "versions that the slowest worker was behind when the newest batch arrived"
+    )
+    staleness_versions: float | None = _said(
+        "mean age of the steps that were learned from, in versions"
+    )
     learner_wait_s: float = _said("seconds that the learner waited for frames, in this life")
-    workers_wait_s: float | None = _said("seconds that all workers together waited; null if it is not known")
+    workers_wait_s: float | None = _said(
+        "seconds that all workers together waited; null if it is not known"
+    )
     dropped_rollouts: int | None = _said(
         "rollouts dropped in this life, as too old or for lack of room; null: no ring"
     )
@@ -119,7 +128,9 @@ class RunStatistics:
         "held; null if none was yet, or nothing is compared"
     )
     outputs_held_time_s: float | None = _said("when that was seen, in seconds since the epoch")
-    outputs_open: str | None = _said("what the last comparison of outputs could not tell, and why; or null")
+    outputs_open: str | None = _said(
+        "what the last comparison of outputs could not tell, and why; or null"
+    )
     total_frames: int | None = _said("environment steps after which the run ends")
     run_id: str = _said("the run's id, as in its receipts; empty if it is not known")
     return_mean: float | None = _said(
@@ -204,7 +215,11 @@ def statistics_schema() -> dict[str, Any]:
 def duration(seconds: float) -> str:
     """A duration in the two largest units that it has, such as "4 min 10 s"."""
     whole = max(0, round(seconds))
-    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+    for unit, size, below, part in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // part} {below}"
     return f"{whole} s"

@@ -25,7 +25,13 @@ from rlsync.runs.actors.devices import CPU
 from rlsync.runs.recipes import parts, pure
 from rlsync.runs.recipes.networks import NormedLinear
 from rlsync.runs.recipes.players import Squashed
-from rlsync.runs.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
+from rlsync.runs.recipes.replay.building import (
+    TWO_CRITICS,
+    make_trainer,
+    relu_mlp,
+    seeing,
+    twin_critics,
+)
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig
 
 
@@ -60,7 +66,9 @@ class CrossQConfig(SoftConfig):
         yield from super().errors(config)
         if self.prioritized:
             what = "TorchRL's CrossQLoss does not weigh frames that are drawn by priority"
-            yield ConfigError(what, "recipe.prioritized", "give recipe.prioritized=false, or recipe=sac")
+            yield ConfigError(
+                what, "recipe.prioritized", "give recipe.prioritized=false, or recipe=sac"
+            )
 
 
 def build(run: parts.Run[SACConfig]) -> Trainer:
@@ -73,7 +81,9 @@ def build_crossq(run: parts.Run[CrossQConfig]) -> Trainer:
     return soft_trainer(run, loss, crossq_update, betas=(0.5, 0.999))
 
 
-def soft_trainer(run: parts.Run[Any], loss: Any, update: Any, target: Any = None, **adam: Any) -> Trainer:
+def soft_trainer(
+    run: parts.Run[Any], loss: Any, update: Any, target: Any = None, **adam: Any
+) -> Trainer:
     optimizer = make_optimizer(run.recipe, loss, **adam)
     player = player_of(loss.actor_network, run.spaces)
     with parts.started_collector(run, player, random_frames=run.recipe.pace.prefill) as collector:
@@ -91,14 +101,20 @@ def player_of(
 
 
 def make_loss(
-    recipe: SoftConfig, spaces: parts.Spaces, device: torch.device = CPU, kind: Any = SACLoss, **critics: Any
+    recipe: SoftConfig,
+    spaces: parts.Spaces,
+    device: torch.device = CPU,
+    kind: Any = SACLoss,
+    **critics: Any,
 ) -> Any:
     low, high = spaces.bounds()
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
     # The deviation is TorchRL's softplus + 0.01, not the paper's exponential: docs/how_to/off_policy.md.
     net = nn.Sequential(mlp, NormalParamExtractor())
     actor = ProbabilisticActor(
-        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
+        TensorDictModule(
+            seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]
+        ),
         in_keys=["loc", "scale"],
         distribution_class=TanhNormal,
         distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
@@ -110,7 +126,8 @@ def make_loss(
         action_spec=spaces.action_spec,
         # The paper's target, minus one nat for each number of an action, is for actions from -1 to 1. The
         # actor's log probabilities are those of the environment's actions, so the target is too.
-        target_entropy=float(spaces.half_ranges().log().expand(spaces.actions).sum()) - spaces.actions,
+        target_entropy=float(spaces.half_ranges().log().expand(spaces.actions).sum())
+        - spaces.actions,
         **TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)
@@ -139,11 +156,15 @@ def _in_groups(optimizer: optim.Optimizer, state: dict[str, Any]) -> dict[str, A
     if others:
         return state
     ids = iter(first["params"])
-    groups = [first | {"params": [next(ids) for _ in group["params"]]} for group in optimizer.param_groups]
+    groups = [
+        first | {"params": [next(ids) for _ in group["params"]]} for group in optimizer.param_groups
+    ]
     return state | {"param_groups": groups}
 
 
-def pure_update(loss: Any, optimizer: optim.Adam, values: Callable[..., Any] | None = None) -> pure.Update:
+def pure_update(
+    loss: Any, optimizer: optim.Adam, values: Callable[..., Any] | None = None
+) -> pure.Update:
     """Equations 5, 7 and 18 of arXiv 1812.05905.
 
     ``values(batch, action)`` are each critic's, of the batch's actions and of the next ones; by default the
@@ -207,7 +228,9 @@ def crossq_update(loss: CrossQLoss, optimizer: optim.Adam) -> pure.Update:
 
     def at_once(b: pure.Batch, following: Tensor) -> Any:
         seen = torch.cat([b["observation"], b["next_observation"]])
-        pairs = [both.chunk(2) for both in q.each(critics, seen, torch.cat([b["action"], following]))]
+        pairs = [
+            both.chunk(2) for both in q.each(critics, seen, torch.cat([b["action"], following]))
+        ]
         return [now for now, _ in pairs], [after.detach() for _, after in pairs]
 
     return pure_update(loss, optimizer, at_once)

@@ -38,7 +38,8 @@ BFLOAT16 = "bfloat16"
 
 DeviceOrList = Any  #: what OmegaConf has no type for: the name of a device, or a list of names
 
-CHECKPOINT_REST_S = 30.0  #: seconds between two checkpoints at least, where a run says nothing of them
+#: seconds between two checkpoints at least, where a run says nothing of them
+CHECKPOINT_REST_S = 30.0
 
 
 @dataclass
@@ -199,7 +200,9 @@ class RecipeConfig:
     def of(cls, config: Config) -> Self:
         """The recipe's settings in a config; ConfigError if they are those of another recipe."""
         if not isinstance(config.recipe, cls):
-            what = f"this recipe takes the settings {cls.__name__}, got {type(config.recipe).__name__}"
+            what = (
+                f"this recipe takes the settings {cls.__name__}, got {type(config.recipe).__name__}"
+            )
             raise ConfigError(what, "recipe", f"give recipe={cls().name}")
         return config.recipe
 
@@ -218,7 +221,9 @@ class RecipeConfig:
         """What a batch is made of; by default, one rollout of each worker."""
         nodes = 1 if config.cluster.here else config.cluster.min_nodes
         rollouts = max(1, config.workers_per_node * nodes)
-        steps = math.ceil(config.collector.frames_per_batch / (rollouts * max(1, config.env.num_envs)))
+        steps = math.ceil(
+            config.collector.frames_per_batch / (rollouts * max(1, config.env.num_envs))
+        )
         return Batches(steps, rollouts)
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int | None:
@@ -274,7 +279,8 @@ class PPOConfig(RecipeConfig):
     update_keys: ClassVar[tuple[str, ...]] = ("compile", "update_dtype")
     stops_by_evaluation: ClassVar[bool] = True
 
-    gamma: float = bounds.fraction(0.99)  # no checkpoint keeps it: advantages are computed with the config's
+    # no checkpoint keeps it: advantages are computed with the config's
+    gamma: float = bounds.fraction(0.99)
     #: Widths of the hidden layers. Actor and critic have such layers each, and share none.
     hidden: list[int] = field(default_factory=lambda: [64, 64], metadata=bounds.WIDTHS)
     #: Number of passes over each batch.

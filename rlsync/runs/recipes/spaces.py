@@ -33,7 +33,8 @@ class Spaces:
     features: int  # numbers in one observation
     actions: int  # how many there are to choose from, or numbers in one of them
     action_spec: TensorSpec  # TorchRL's, of one environment
-    picture: tuple[int, int, int] | None = None  # (channels, height, width) of uint8; None: it is flat
+    # (channels, height, width) of uint8; None: it is flat
+    picture: tuple[int, int, int] | None = None
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -72,7 +73,9 @@ class Spaces:
     def noise(self, sigma: float) -> AdditiveGaussianModule:
         """What workers add to actions all the time, in halves of the range of each number."""
         std = self.half_ranges().tolist()
-        return AdditiveGaussianModule(spec=self.action_spec, sigma_init=sigma, sigma_end=sigma, std=std)
+        return AdditiveGaussianModule(
+            spec=self.action_spec, sigma_init=sigma, sigma_end=sigma, std=std
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class Takes:
           cure   give one with a flat observation and continuous actions, like Pendulum-v1
     """
 
-    actions: Literal["discrete", "box", "any"]  # a choice of n; numbers with finite bounds; one of the two
+    # a choice of n; numbers with finite bounds; one of the two
+    actions: Literal["discrete", "box", "any"]
     examples: str  # ids of some of them, for the cure of an error
     pictures: bool = False  # whether it takes the pictures of a RenderedConfig, too
 
@@ -137,11 +141,10 @@ class Takes:
             return f"its action is a vector, of size {actions.size}"
         for number, (low, high) in enumerate(zip(actions.low, actions.high, strict=True)):
             with np.errstate(over="ignore", invalid="ignore"):
-                span = np.float32(high) - np.float32(low)  # networks and updates compute with float32
+                # networks and updates compute with float32
+                span = np.float32(high) - np.float32(low)
             if not np.isfinite(span):
-                return (
-                    f"number {number} of its action goes from {low:g} to {high:g}, no finite range in float32"
-                )
+                return f"number {number} of its action goes from {low:g} to {high:g}, no finite range in float32"
             if span == 0:
                 return f"number {number} of its action can only be {low:g}"
         return None
@@ -156,7 +159,8 @@ DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
 
 BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")  #: what SAC and TD3 take
 
-ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)  #: what dreamer_v3 takes
+#: what dreamer_v3 takes
+ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)
 
 
 #: The spaces of an environment with a flat observation and discrete actions; ConfigError if it has others.
@@ -177,8 +181,12 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         else:
             told = f"{type(error).__name__}: {first_line(error)}"
         what = f"cannot make the environment {config.id!r}: {told}"
-        cure = "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0" + more
-        if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
+        cure = (
+            "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0"
+            + more
+        )
+        # its message names the package
+        if isinstance(error, gymnasium.error.DependencyNotInstalled):
             cure = "install the package that the first line names, or give another env.id"
         elif isinstance(error, ModuleNotFoundError) and config.names_module:
             cure = "correct its name, install that package, or name the folder that holds it in PYTHONPATH"
@@ -202,8 +210,12 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
             lost = error.__cause__
         if not isinstance(lost, (WorkerLost, AdoptionTimeout)):
             raise
-        in_config = "; in a config it is collector.start_timeout_s" * isinstance(lost, AdoptionTimeout)
-        raise type(lost)(lost.what, f"{lost.where}; env.id={config.id}", lost.cure + in_config) from error
+        in_config = "; in a config it is collector.start_timeout_s" * isinstance(
+            lost, AdoptionTimeout
+        )
+        raise type(lost)(
+            lost.what, f"{lost.where}; env.id={config.id}", lost.cure + in_config
+        ) from error
 
 
 # of a play: resets with a seed, and steps after each
@@ -219,7 +231,11 @@ def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, 
     for each in range(seed, seed + _RESETS):
         yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
         for step, answer in enumerate(random_steps(envs, generator, _STEPS), 1):
-            seen = {key: digest([value]) for key, value in answer._asdict().items() if torch.is_tensor(value)}
+            seen = {
+                key: digest([value])
+                for key, value in answer._asdict().items()
+                if torch.is_tensor(value)
+            }
             seen["final observation"] = digest([last for _, last in answer.finals])
             yield f"step {step} after reset(seed={each})", seen
     envs.close()

@@ -107,7 +107,9 @@ def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
     """The map ``{destination: source}`` that a config lists, or the first of :func:`map_errors`."""
     refuse(map_errors(sync))
     return {
-        route.destination: Source(route.source, route.dtype, tuple(route.exclude), tuple(route.idle))
+        route.destination: Source(
+            route.source, route.dtype, tuple(route.exclude), tuple(route.idle)
+        )
         if route.dtype or route.exclude or route.idle
         else route.source
         for route in sync.map
@@ -131,5 +133,7 @@ def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
         if (dtype := route.dtype) is not None:
             yield from caught(partial(check_choice, "dtype", dtype, WIRE_DTYPES, f"{key}.dtype"))
         if route.destination and route.destination in taken:
-            yield ConfigError(f"two entries of the sync map go to {route.destination!r}", key, "drop one")
+            yield ConfigError(
+                f"two entries of the sync map go to {route.destination!r}", key, "drop one"
+            )
         taken.add(route.destination)

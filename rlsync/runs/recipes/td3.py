@@ -51,9 +51,13 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
     with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
         target = pure.SoftTargets(loss, tau=recipe.tau)
         stepper = make_stepper(recipe, loss, target)
-        trainer = parts.make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
+        trainer = parts.make_trainer(
+            run, collector, loss, target, stepper=stepper, moved_by_recipe=True
+        )
         pure.PureStepper.of(run, lambda: pure_update(loss, stepper)).register(trainer)
-        parts.register_with_evaluations(trainer, run, player_of(loss.actor_network, run.spaces, 0.0))
+        parts.register_with_evaluations(
+            trainer, run, player_of(loss.actor_network, run.spaces, 0.0)
+        )
     return trainer
 
 
@@ -89,11 +93,18 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
 
     def critic_loss(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         with torch.no_grad():
-            action = act(target_actor, b["next_observation"]) + (noise[0] * spread).clamp(-most, most)
+            action = act(target_actor, b["next_observation"]) + (noise[0] * spread).clamp(
+                -most, most
+            )
             values = q.each(targets, b["next_observation"], action.clamp(low, high))
             goal = pure.goal(b, gamma, torch.minimum(*values))
-        errors = [(value - goal).square() for value in q.each(critics, b["observation"], b["action"])]
-        return {"loss_qvalue": pure.mean(b, errors[0] + errors[1]), "td_error": torch.maximum(*errors)}
+        errors = [
+            (value - goal).square() for value in q.each(critics, b["observation"], b["action"])
+        ]
+        return {
+            "loss_qvalue": pure.mean(b, errors[0] + errors[1]),
+            "td_error": torch.maximum(*errors),
+        }
 
     def actor_loss(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         action = act(actor, b["observation"])
@@ -102,7 +113,10 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
 
     return pure.Update(
         (loss.actor_network, loss.qvalue_network),
-        (pure.Phase(stepper.optimizer_critic, critic_loss), pure.Phase(stepper.optimizer_actor, actor_loss)),
+        (
+            pure.Phase(stepper.optimizer_critic, critic_loss),
+            pure.Phase(stepper.optimizer_actor, actor_loss),
+        ),
         noise=lambda b: [torch.randn_like(b["action"])],
         due=lambda: 1 + pure.is_actors_turn(stepper),
         idle={"loss_actor": torch.zeros((), device=low.device)},
@@ -117,7 +131,9 @@ def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = parts.CPU) -> TD3Loss:
     net = parts.relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
     actor = TensorDictSequential(
-        TensorDictModule(parts.seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
+        TensorDictModule(
+            parts.seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]
+        ),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
     half_ranges = spaces.half_ranges().to(device)

@@ -32,7 +32,9 @@ def rounds(config: Config) -> Iterator[Iteration]:
         due = recipe.updates_after(config, frames, updates)
         if due is None:
             what = f"the recipe {recipe.name!r} does not say how many updates follow a batch"
-            raise ConfigError(what, "recipe", f"give {type(recipe).__name__} the method updates_after")
+            raise ConfigError(
+                what, "recipe", f"give {type(recipe).__name__} the method updates_after"
+            )
         updates += due
         yield Iteration(frames, updates)
 
@@ -59,7 +61,9 @@ def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
         else:
             steps = range(0)
         while steps:
-            first = bisect_left(steps, True, key=lambda s: when.due(last, Counters(batches, after.frames, s)))
+            first = bisect_left(
+                steps, True, key=lambda s: when.due(last, Counters(batches, after.frames, s))
+            )
             if first == len(steps):
                 break
             last = Counters(batches, after.frames, steps[first])
@@ -106,7 +110,9 @@ def timeline(config: Config) -> Timeline:
     """The plan of a run; ConfigError if the recipe does not tell enough, see :func:`rounds`."""
     if _batches(config)[_MOST_ROUNDS:]:
         what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
-        raise ConfigError(what, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames")
+        raise ConfigError(
+            what, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames"
+        )
     run = list(rounds(config))
     phases = _phases(run, config.collector.frames_per_batch)
     last = run[-1]
@@ -132,7 +138,9 @@ def _phases(run: list[Iteration], frames_per_batch: int) -> list[RunPhase]:
     phases = []
     for name, those in (("prefill", waiting), ("learning", run[len(waiting) :])):
         if those:
-            made = [after - earlier for earlier, after in pairwise([0, *(r.updates for r in those)])]
+            made = [
+                after - earlier for earlier, after in pairwise([0, *(r.updates for r in those)])
+            ]
             first = those[0].frames - frames_per_batch
             last = those[-1].frames - 1
             phases.append(RunPhase(name, first, last, len(those), sum(made), min(made), max(made)))
@@ -156,7 +164,9 @@ def versions_between_evaluations(config: Config) -> int:
         run = (Iteration(frames, 0) for frames in _batches(config))
     # The round in which the prefill ends has fewer updates for its frames than those after it.
     end_of_prefill = math.ceil(recipe.prefill_frames() / per_batch + 1) * per_batch
-    at = list(islice((position for position in publishes(when, run) if position > end_of_prefill), 1_000))
+    at = list(
+        islice((position for position in publishes(when, run) if position > end_of_prefill), 1_000)
+    )
     if len(at) < 2:
         return 1
     return max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))

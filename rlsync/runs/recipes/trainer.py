@@ -28,7 +28,14 @@ from rlsync.runs.recipes.place import prefill_route
 from rlsync.runs.recipes.pure import PureStepper
 from rlsync.runs.recipes.rerun import schedule_facts
 from rlsync.runs.recipes.run import Run
-from rlsync.runs.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, SCHEDULE, STALENESS, VERSIONS
+from rlsync.runs.recipes.run_files import (
+    CHECKPOINT,
+    METRICS,
+    RECEIPTS,
+    SCHEDULE,
+    STALENESS,
+    VERSIONS,
+)
 from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, Config
 from rlsync.runs.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.torchrl_plugin.compat.trainers import CsvFiles, forget_logged
@@ -64,7 +71,9 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
     }
 
 
-def register_hooks(trainer: Trainer, run: Run[Any], *, stop_at_return: bool = True) -> EpisodeReturns:
+def register_hooks(
+    trainer: Trainer, run: Run[Any], *, stop_at_return: bool = True
+) -> EpisodeReturns:
     """Register those of :func:`register_sync`, what watches the workers, and the returned one.
 
     That logs returns and, with ``stop_at_return``, ends the run at ``recipe.target_return``.
@@ -107,7 +116,9 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
                 return stepper.kind()
             return None
 
-        RecordSchedule(sync, file, every=settings.digest_every, facts=facts, way=way).register(trainer)
+        RecordSchedule(sync, file, every=settings.digest_every, facts=facts, way=way).register(
+            trainer
+        )
     verifies = verify_trigger(settings)
     verify = None
     if verifies is not None:
@@ -141,7 +152,11 @@ def rest_between_checkpoints(trainer: Trainer) -> None:
 
 
 #: TorchRL's keys of accelerators, each with what knows how many there are.
-_ACCELERATORS: Mapping[str, Any] = {"torch_cuda": torch.cuda, "torch_xpu": torch.xpu, "torch_mps": torch.mps}
+_ACCELERATORS: Mapping[str, Any] = {
+    "torch_cuda": torch.cuda,
+    "torch_xpu": torch.xpu,
+    "torch_mps": torch.mps,
+}
 
 
 class RandomState(GlobalRNGState):
@@ -195,10 +210,14 @@ def _wandb(config: Config, run_dir: str) -> Logger:
 
     kwargs = {"id": _wandb_id(config.resume), "config": asdict(config)} | dict(config.logger.kwargs)
     try:
-        return WandbLogger(exp_name=Path(run_dir).name, log_dir=str(Path(run_dir) / METRICS), **kwargs)
+        return WandbLogger(
+            exp_name=Path(run_dir).name, log_dir=str(Path(run_dir) / METRICS), **kwargs
+        )
     except wandb.Error as error:
         cure = "run `wandb login` first, or give logger.kwargs.mode=offline"
-        raise ConfigError(f"wandb cannot start: {first_line(error)}", "logger.kind", cure) from error
+        raise ConfigError(
+            f"wandb cannot start: {first_line(error)}", "logger.kind", cure
+        ) from error
 
 
 def _wandb_id(resume: str | None) -> str | None:

@@ -148,7 +148,9 @@ def process_group() -> object:
 
     if not dist.is_available() or not dist.is_initialized():
         what = "this process is no rank: torch.distributed has no process group"
-        cure = "start the learner with torchrun, and call torch.distributed.init_process_group first"
+        cure = (
+            "start the learner with torchrun, and call torch.distributed.init_process_group first"
+        )
         raise ConfigError(what, "weights that are sharded over ranks", cure)
     return dist.group.WORLD
 
@@ -198,7 +200,9 @@ def read_notes(meeting: int, ranks: Iterable[int], timeout_s: float) -> list[Ran
         if missing and time.monotonic() >= deadline:
             where = f"weights sharded over {len(missing) + len(found) + 1} ranks, rank {own_rank()} publishes"
             cure = "on every rank that does not publish: shards = rlsync.SendShards({'policy': policy})"
-            raise PublishError(f"{named(missing)} made no SendShards within {timeout_s:g} s", where, cure)
+            raise PublishError(
+                f"{named(missing)} made no SendShards within {timeout_s:g} s", where, cure
+            )
         if missing:
             time.sleep(_LOOK_EVERY_S)
     return [found[rank] for rank in sorted(found)]
@@ -215,7 +219,8 @@ def _key(rank: int, number: int) -> str:
 
 def _store() -> Any:
     process_group()
-    from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
+    # torch has no public name for it
+    from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
 
@@ -226,7 +231,8 @@ class Other:
 
     note: RankNote
     wire: Wire | None = None  #: before the first message there is none
-    in_place: bool | None = None  #: whether it writes into the board; unknown before it has answered
+    #: whether it writes into the board; unknown before it has answered
+    in_place: bool | None = None
     gone: str = ""  #: how it was lost
 
     @property
@@ -282,7 +288,9 @@ class Other:
             owner = own_rank()
             where = f"rank {rank}: {theirs or 'no such sharded leaf'}; rank {owner}: {sharding}"
             cure = "build and shard the module alike on all ranks, and give SendShards the map's destinations"
-            raise LayoutMismatch(f"{name} is not on rank {rank} as it is on rank {owner}", where, cure)
+            raise LayoutMismatch(
+                f"{name} is not on rank {rank} as it is on rank {owner}", where, cure
+            )
 
     def __str__(self) -> str:
         return f"rank {self.note.rank} ({', '.join(filter(None, (f'pid {self.note.pid}', self.state)))})"

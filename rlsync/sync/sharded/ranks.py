@@ -70,7 +70,8 @@ class Ranks:
         self._group: object = None
         self._meeting = 0
         self._others: dict[int, meeting.Other] = {}
-        self._number = 1  # of the publish, or the word that there is none, which the others wait for
+        # of the publish, or the word that there is none, which the others wait for
+        self._number = 1
         self._filled: Stamp | None = None
         self._roster: Roster | None = None
         board.fill_with(self.fill)
@@ -80,7 +81,9 @@ class Ranks:
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
         """Find the ranks that hold parts. PublishError: one is missing. LayoutMismatch: one differs."""
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
-        shardings = {meeting.full_name(key): Sharding.of(t, key[1], key[0]) for key, t in sharded.items()}
+        shardings = {
+            meeting.full_name(key): Sharding.of(t, key[1], key[0]) for key, t in sharded.items()
+        }
         group = meeting.process_group()
         me = meeting.own_rank()
         if group is not self._group:  # also after a new init_process_group
@@ -92,7 +95,9 @@ class Ranks:
             if other.gone:
                 raise self._without(other)
         wanted = {rank for sharding in shardings.values() for rank in sharding.mesh_ranks} - {me}
-        for note in meeting.read_notes(self._meeting, wanted - self._others.keys(), meeting.TIMEOUT_S):
+        for note in meeting.read_notes(
+            self._meeting, wanted - self._others.keys(), meeting.TIMEOUT_S
+        ):
             self._others[note.rank] = meeting.Other(note)
         for name, sharding in shardings.items():
             for rank in sharding.mesh_ranks:
@@ -105,7 +110,9 @@ class Ranks:
 
     def _without(self, other: meeting.Other) -> PublishError:
         cure = "restart the learner, whose weights are not whole now; workers go on with the version before"
-        return PublishError(f"{other} is lost ({other.gone}); nothing was published", self._where(), cure)
+        return PublishError(
+            f"{other} is lost ({other.gone}); nothing was published", self._where(), cure
+        )
 
     # ---------------------------------------------------------------------------- what they are told
 
@@ -117,13 +124,17 @@ class Ranks:
     def tell(self, error: BaseException | None) -> None:
         """Tell the other ranks what this publish has come to: a version, none, or an error."""
         if error is None:
-            words = {"say": "done", "version": None if self._filled is None else self._filled.version}
+            words = {
+                "say": "done",
+                "version": None if self._filled is None else self._filled.version,
+            }
         else:
             if not isinstance(error, RlsyncError):
                 error = RlsyncError(f"{type(error).__name__}: {error}")
             words = {"say": "failed", "what": error.what, "where": error.where, "cure": error.cure}
         for other in self._others.values():
-            with suppress(PublishError):  # the next publish refuses to do without those that are lost
+            # the next publish refuses to do without those that are lost
+            with suppress(PublishError):
                 self._send(other, {"number": self._number, **words})
 
     def _send(self, other: meeting.Other, message: dict[str, Any]) -> None:
@@ -146,7 +157,12 @@ class Ranks:
             copy(views, tensors)
             return
         roster = self._roster_for(place.layout, sharded, [tensors[i] for i in sharded])
-        call = {"say": "publish", "number": self._number, "version": stamp.version, "finite": self.finite}
+        call = {
+            "say": "publish",
+            "number": self._number,
+            "version": stamp.version,
+            "finite": self.finite,
+        }
         call |= {"slot": place.slot, "at": place.at, "size_bytes": place.size_bytes}
         for other in self._others.values():
             self._send(other, call)
@@ -159,20 +175,29 @@ class Ranks:
         self._collect(stamp, roster, whole)
         self._filled = stamp
 
-    def _roster_for(self, layout: Layout, places: Sequence[int], tensors: Sequence[Tensor]) -> Roster:
+    def _roster_for(
+        self, layout: Layout, places: Sequence[int], tensors: Sequence[Tensor]
+    ) -> Roster:
         """What the others must know of these leaves; they are told when it is new."""
         known = self._roster
-        if known and known.layout is layout and list(map(id, known.tensors)) == list(map(id, tensors)):
+        if (
+            known
+            and known.layout is layout
+            and list(map(id, known.tensors)) == list(map(id, tensors))
+        ):
             return known
         entries = [layout.owned[i] for i in places]
         leaves = {(e.destination, e.leaf.name): t for e, t in zip(entries, tensors, strict=True)}
         self.meet(leaves)
         rows = [
-            [meeting.full_name((e.destination, e.leaf.name)), e.offset, e.leaf.dtype_name] for e in entries
+            [meeting.full_name((e.destination, e.leaf.name)), e.offset, e.leaf.dtype_name]
+            for e in entries
         ]
         for other in self._others.values():
             self._send(other, {"say": "roster", "leaves": rows})
-        shardings = [Sharding.of(tensor, name, destination) for (destination, name), tensor in leaves.items()]
+        shardings = [
+            Sharding.of(tensor, name, destination) for (destination, name), tensor in leaves.items()
+        ]
         self._roster = Roster(layout, list(tensors), shardings)
         return self._roster
 
@@ -204,15 +229,20 @@ class Ranks:
         """Hear a rank; whether it has brought its parts now."""
         message = other.receive()
         if message.get("number") != self._number:
-            return False  # a greeting, or about an earlier publish, for which this rank was too late
+            # a greeting, or about an earlier publish, for which this rank was too late
+            return False
         if message["say"] == "failed":
             raise PublishError(message["what"], message["where"], message["cure"])
         if message["say"] == "sends":
-            for view, blocks in zip(views, roster.of(other.note.rank, meeting.own_rank()), strict=True):
+            for view, blocks in zip(
+                views, roster.of(other.note.rank, meeting.own_rank()), strict=True
+            ):
                 other.receive_blocks(view, blocks, max(1e-3, deadline - time.monotonic()))
         return True
 
-    def _too_late(self, missing: Sequence[meeting.Other], stamp: Stamp, timeout_s: float) -> PublishError:
+    def _too_late(
+        self, missing: Sequence[meeting.Other], stamp: Stamp, timeout_s: float
+    ) -> PublishError:
         told = ", ".join(map(str, missing))
         for other in missing:
             if other.in_place is False:  # it may be in the middle of sending

@@ -38,7 +38,9 @@ class Wanted:
 
     def view(self, image: Tensor) -> Tensor:
         size_bytes = self.tensor.numel() * self.dtype.itemsize
-        return image[self.offset : self.offset + size_bytes].view(self.dtype).view(self.tensor.shape)
+        return (
+            image[self.offset : self.offset + size_bytes].view(self.dtype).view(self.tensor.shape)
+        )
 
 
 class RankEnd:
@@ -104,7 +106,11 @@ class SendShards:
     """
 
     def __init__(
-        self, sources: Mapping[str, object], *, timeout_s: float = meeting.TIMEOUT_S, in_place: bool = True
+        self,
+        sources: Mapping[str, object],
+        *,
+        timeout_s: float = meeting.TIMEOUT_S,
+        in_place: bool = True,
     ) -> None:
         meeting.process_group()
         if not (timeout_s > 0 and math.isfinite(timeout_s)):
@@ -118,7 +124,9 @@ class SendShards:
         for destination, root in sources.items():
             described |= self._describe(destination, root)
         if not self._leaves:
-            where = f"SendShards({{{', '.join(map(repr, sources))}: ...}}) of rank {meeting.own_rank()}"
+            where = (
+                f"SendShards({{{', '.join(map(repr, sources))}: ...}}) of rank {meeting.own_rank()}"
+            )
             cure = "give it the module that FSDP or tensor parallelism has sharded; if none is sharded, the "
             cure += "publishing rank needs no other"
             raise LayoutMismatch("no leaf is sharded, so there is nothing to send", where, cure)
@@ -127,7 +135,9 @@ class SendShards:
         pid = os.getpid()
         token = secrets.token_hex(16)
         address, port, *_ = self._listener.getsockname()
-        self._note = meeting.RankNote(rank, pid, kind().host(), (address, port), token, timeout_s, described)
+        self._note = meeting.RankNote(
+            rank, pid, kind().host(), (address, port), token, timeout_s, described
+        )
         self._wire: meeting.Wire | None = None
         self._owner = -1
         self._board: RankEnd | None = None
@@ -144,7 +154,8 @@ class SendShards:
             PublishError: the version was given up, or the publishing rank is gone or does not come in time.
         """
         deadline = time.monotonic() + self.timeout_s
-        early: dict[str, Any] | None = None  # what the owner has said while this rank brought its parts
+        # what the owner has said while this rank brought its parts
+        early: dict[str, Any] | None = None
         while True:
             message = early or self._next(deadline)
             early = None
@@ -157,7 +168,8 @@ class SendShards:
                     self._roster = [self._wanted(*row) for row in rows]
                 case {"say": "publish"}:
                     early = self._bring(message)
-                    deadline = time.monotonic() + 2 * self.timeout_s  # the owner may wait for other ranks
+                    # the owner may wait for other ranks
+                    deadline = time.monotonic() + 2 * self.timeout_s
 
     def close(self) -> None:
         """Take part in nothing any more."""
@@ -169,7 +181,9 @@ class SendShards:
 
     def _describe(self, destination: str, root: object) -> dict[str, Sharding]:
         where = f"SendShards, {destination!r}"
-        sharded = [leaf for leaf in Leaves(root, where, shards=True).leaves if is_sharded(leaf.read())]
+        sharded = [
+            leaf for leaf in Leaves(root, where, shards=True).leaves if is_sharded(leaf.read())
+        ]
         mine = {meeting.full_name((destination, leaf.name)): leaf for leaf in sharded}
         self._leaves |= mine
         return {name: Sharding.of(leaf.read(), leaf.name, where) for name, leaf in mine.items()}
@@ -186,7 +200,9 @@ class SendShards:
             message = None
         except EOFError as gone:
             cure = "look for the error of that rank; restart the learner"
-            raise PublishError(f"rank {self._owner}, which publishes, is gone", self._where(), cure) from gone
+            raise PublishError(
+                f"rank {self._owner}, which publishes, is gone", self._where(), cure
+            ) from gone
         if message is None:
             what = f"the rank that publishes did not come within {self.timeout_s:g} s"
             cure = "call this wherever that rank calls its hook or publishes, and nowhere else; or give a "
@@ -220,7 +236,12 @@ class SendShards:
         tensor = leaf.read()
         sharding = Sharding.of(tensor, leaf.name, self._where())
         return Wanted(
-            name, leaf, tensor, offset, dtype_named(dtype), sharding.blocks(self._note.rank, self._owner)
+            name,
+            leaf,
+            tensor,
+            offset,
+            dtype_named(dtype),
+            sharding.blocks(self._note.rank, self._owner),
         )
 
     def _bring(self, call: dict[str, Any]) -> dict[str, Any] | None:
@@ -233,13 +254,19 @@ class SendShards:
                 self._send_parts(answer | {"say": "sends"})
                 return None
             with self._board.writing(call["slot"], call["at"], call["size_bytes"]) as image:
-                early = self._wire.receive(0.0)  # if the version was given up, it is known under the lock
+                # if the version was given up, it is known under the lock
+                early = self._wire.receive(0.0)
                 if early is not None:
                     return early
                 for wanted in self._roster:
                     write_blocks(wanted.view(image), wanted.tensor, wanted.blocks)
         except PublishError as error:
-            answer |= {"say": "failed", "what": error.what, "where": error.where, "cure": error.cure}
+            answer |= {
+                "say": "failed",
+                "what": error.what,
+                "where": error.where,
+                "cure": error.cure,
+            }
         except EOFError:
             return None  # the next look at the connection raises it
         with suppress(EOFError, TimeoutError):
@@ -265,6 +292,10 @@ class SendShards:
                     "a forward pass, call module.reshard() before the publish",
                 )
             if call["finite"] and not all_finite(wanted.tensor, wanted.dtype):
-                what = f"{wanted.name} is not finite on rank {self._note.rank}; nothing was published"
-                cure = "look at the loss and the gradients of the last steps; resume from a checkpoint"
+                what = (
+                    f"{wanted.name} is not finite on rank {self._note.rank}; nothing was published"
+                )
+                cure = (
+                    "look at the loss and the gradients of the last steps; resume from a checkpoint"
+                )
                 raise PublishError(what, f"version {call['version']}, {self._where()}", cure)

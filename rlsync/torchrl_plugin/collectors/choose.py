@@ -45,7 +45,9 @@ def endpoint_of(collector: object) -> Endpoint:
             return ServerEndpoint(scheme, collector)
         return OtherServerEndpoint(collector, [])
     if isinstance(collector, DistributedSyncCollector):
-        what = "DistributedSyncCollector takes no weights, it sends its own policy every few batches"
+        what = (
+            "DistributedSyncCollector takes no weights, it sends its own policy every few batches"
+        )
         cure = f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out"
         raise ConfigError(what, "SyncWeights, UpdateWeights", cure)
     schemes = schemes_of(collector)
@@ -66,7 +68,9 @@ def endpoint_of(collector: object) -> Endpoint:
 def _in_process(collector: Collector) -> InProcessEndpoint:
     """The endpoint of a collector of this process; ConfigError: it acts before its rollout begins."""
     if collectors.acts_ahead(collector):
-        what = "the first actions of each rollout of this collector are computed in the rollout before"
+        what = (
+            "the first actions of each rollout of this collector are computed in the rollout before"
+        )
         cure = "give it one environment, or a SerialEnv: then each frame has one version"
         raise ConfigError(what, f"{type(collector).__name__} with an AsyncEnvPool", cure)
     return InProcessEndpoint(collector)
@@ -94,7 +98,9 @@ def warn_without_board(endpoint: Endpoint, who: str) -> None:
         else:
             cure = what_keeps_them(endpoint.collector)
         what = f"{endpoint.description}, {endpoint.unkept}"
-        where = f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme"
+        where = (
+            f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme"
+        )
         warn(NoBoard(what, where, cure))
 
 

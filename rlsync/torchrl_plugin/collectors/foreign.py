@@ -194,7 +194,9 @@ class CallTransport(Transport):
         update: Any = getattr(self._collector, "update_policy_weights_", None)
         if not callable(update):
             cure = "use a TorchRL collector, or one that has update_policy_weights_"
-            raise PublishError(f"{type(self._collector).__name__} takes no weights", "SyncWeights", cure)
+            raise PublishError(
+                f"{type(self._collector).__name__} takes no weights", "SyncWeights", cure
+            )
         if self._schemed:
             update(weights_dict=weights)
         else:
@@ -212,7 +214,9 @@ class CallTransport(Transport):
         raise ConfigError(what, type(self._collector).__name__, "use a BoardScheme")
 
 
-_WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no version can be named for a frame"
+_WHILE_A_ROLLOUT_RUNS = (
+    "TorchRL applies weights while a rollout runs, so no version can be named for a frame"
+)
 
 
 class RemoteEndpoint(ForeignEndpoint):
@@ -263,7 +267,9 @@ class RemoteEndpoint(ForeignEndpoint):
             distributed.number_next_update(self.collector, stamp.version)
         elif worker_ids is not None:
             what = "the learner stamps the frames of all workers with one version"
-            where = f"{type(self.collector).__name__}.update_policy_weights_(worker_ids={worker_ids!r})"
+            where = (
+                f"{type(self.collector).__name__}.update_policy_weights_(worker_ids={worker_ids!r})"
+            )
             raise PublishError(what, where, "leave worker_ids out")
         yield
         if ours is None:
@@ -276,7 +282,10 @@ class RemoteEndpoint(ForeignEndpoint):
             # TorchRL wrote the root of a batch's first frame in the rollout before.
             return batch.set(stamps.STAMP, batch.get(("next", stamps.STAMP)).clone())
         for key in (stamps.STAMP, ("next", stamps.STAMP)):
-            batch.set(key, torch.full(batch.shape, self.publisher.version, dtype=torch.int64, device="cpu"))
+            batch.set(
+                key,
+                torch.full(batch.shape, self.publisher.version, dtype=torch.int64, device="cpu"),
+            )
         return batch
 
 
@@ -289,9 +298,7 @@ def _why_unknown(collector: Remote) -> str:
     if not distributed.waits_for_learner(collector):
         return f"{_WHILE_A_ROLLOUT_RUNS} (sync=True avoids that)"
     if distributed.sends_to_some_workers(collector):
-        return (
-            "the collector sends weights by itself (leave update_interval and max_weight_update_interval out)"
-        )
+        return "the collector sends weights by itself (leave update_interval and max_weight_update_interval out)"
     return ""
 
 
@@ -301,5 +308,7 @@ def _why_unknown_on_ray(collector: RayCollector) -> str:
     if collector.replay_buffer is not None:
         return "workers write to the replay buffer what the learner has not seen (leave replay_buffer out)"
     if not distributed.actors_are_stamped(collector):
-        return "frames carry no policy_version (pass collector_kwargs={'track_policy_version': True})"
+        return (
+            "frames carry no policy_version (pass collector_kwargs={'track_policy_version': True})"
+        )
     return ""

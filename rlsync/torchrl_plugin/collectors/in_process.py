@@ -40,7 +40,8 @@ class InProcessEndpoint(Endpoint):
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self._found: dict[str, tuple[Path, Leaves]] = {}
-        self._keepers: tuple[KeepsDerived, ...] | None = None  # looked for when they are needed first
+        # looked for when they are needed first
+        self._keepers: tuple[KeepsDerived, ...] | None = None
         self._call = collectors.policy_call(collector)
         self._acts: Acting | None = None
         self._unnumbered = False  # whether TorchRL has written what acts since the newest version
@@ -99,7 +100,11 @@ class InProcessEndpoint(Endpoint):
         firsts = dict.fromkeys(Path(path.segments[:1]) for path, _ in self._found.values())
         wholes = {first: self._walk(first, "sync map") for first in firsts}
         modules = {first: whole for first, whole in wholes.items() if isinstance(whole, nn.Module)}
-        return {f"{at}.{name}": p for at, module in modules.items() for name, p in module.named_parameters()}
+        return {
+            f"{at}.{name}": p
+            for at, module in modules.items()
+            for name, p in module.named_parameters()
+        }
 
     def acting(self, sent: Collection[str]) -> Acting:
         """Looked at once, before anything runs: it writes to what acts, which a rollout may use later."""
@@ -121,7 +126,9 @@ class InProcessEndpoint(Endpoint):
         )
 
     def _walk(self, path: Path, where: str) -> object:
-        return walk(self.collector, path, error=DestinationNotFound, root_name="the collector", where=where)
+        return walk(
+            self.collector, path, error=DestinationNotFound, root_name="the collector", where=where
+        )
 
     def _leaves(self, destination: str) -> Leaves:
         path, leaves = self._found[destination]

@@ -62,7 +62,9 @@ def collects_in_the_background(collector: object) -> bool:
         collector = collector.collector
     if isinstance(collector, distributed.Remote):
         return not distributed.waits_for_learner(collector)
-    return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
+    return isinstance(collector, MultiAsyncCollector) or bool(
+        getattr(collector, "_running_free", False)
+    )
 
 
 def around_rollouts(
@@ -104,7 +106,9 @@ def around_policy_calls(
         return after(policy(tensordict))
 
 
-def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]) -> None:
+def around_arrivals(
+    collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]
+) -> None:
     """Call ``call(worker, frames)`` for each rollout that arrives. Until batches name their worker."""
     inner = present_method(collector, "_get_from_queue")
 
@@ -126,7 +130,9 @@ def let_arrive(collector: MultiCollector, order: Iterable[int]) -> None:
     def get(self: Any, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
         nonlocal expected
         if expected is None:
-            raise BoardClosed("the recorded rollouts are used up", "rerun", "it ends where the record ends")
+            raise BoardClosed(
+                "the recorded rollouts are used up", "rerun", "it ends where the record ends"
+            )
         while not early[expected]:
             arrived = type(self)._get_from_queue(self, timeout=timeout)
             early[arrived[0]].append(arrived)
@@ -150,7 +156,9 @@ Change = Callable[[TensorDictBase], TensorDictBase]
 
 
 class PolicyCall(Protocol):
-    def __call__(self, change: Change, *, explores: bool = False) -> tuple[TensorDictBase, TensorDictBase]:
+    def __call__(
+        self, change: Change, *, explores: bool = False
+    ) -> tuple[TensorDictBase, TensorDictBase]:
         """Call a policy on its next input, as ``change`` changes it. Returns the input and the output."""
 
 
@@ -205,7 +213,9 @@ def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -
         return type(self).state_dict(self)
 
 
-def after_load_state_dict(collector: MultiCollector, call: Callable[[Mapping[str, Any]], None]) -> None:
+def after_load_state_dict(
+    collector: MultiCollector, call: Callable[[Mapping[str, Any]], None]
+) -> None:
     """Call ``call(state_dict)`` after ``collector`` has loaded a state dict into its workers."""
 
     @in_place_of(collector, "load_state_dict")
@@ -292,7 +302,10 @@ def end_groups(collector: MultiCollector) -> None:
 
 def why_not_ready(message: object) -> tuple[Exception, str] | None:
     """The error in a worker's first ``message``; None if it is ready, or TorchRL raises the error again."""
-    if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
+    if (
+        not isinstance(message, dict)
+        or str(message["exception_module"]).partition(".")[0] == "rlsync"
+    ):
         return None
     name = str(message["exception_type"])
     text = str(message["exception_msg"])

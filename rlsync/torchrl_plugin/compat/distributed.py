@@ -19,7 +19,8 @@ from torchrl.weight_update import RayWeightSyncScheme
 
 from rlsync.torchrl_plugin.compat import in_place_of, present
 
-FIRST_RANK = 1  #: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner
+#: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner
+FIRST_RANK = 1
 
 #: A collector whose workers may be on other hosts, with whatever scheme.
 Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
@@ -153,7 +154,9 @@ class PolicyByValue:
 
 def own_policy(collector: DistributedCollector) -> nn.Module | None:
     """The policy that the workers get from the learner; ``None`` if a policy_factory of the user makes it."""
-    own_factory = any(not isinstance(f, PolicyByValue) for f in collector.policy_factory if f is not None)
+    own_factory = any(
+        not isinstance(f, PolicyByValue) for f in collector.policy_factory if f is not None
+    )
     if own_factory:
         return None
     return policy_of_learner(collector)
@@ -193,7 +196,9 @@ def sends_to_some_workers(collector: DistributedCollector | RPCCollector) -> boo
 
 def single_collectors(collector: Remote) -> bool:
     """Whether each node acts by itself, and starts no processes that would act."""
-    return isinstance(collector.collector_class, type) and issubclass(collector.collector_class, Collector)
+    return isinstance(collector.collector_class, type) and issubclass(
+        collector.collector_class, Collector
+    )
 
 
 def applies_between_rollouts(collector: RayCollector) -> bool:

@@ -12,7 +12,11 @@ class ScaledPrior(RSSMPriorV3):
     """Scales actions by their bounds for TorchRL's, which cuts their numbers to 1. Until TorchRL's does."""
 
     def __init__(self, actions: int, bounds: tuple[Tensor, Tensor] | None, **settings: Any) -> None:
-        settings |= {"action_shape": (actions,), "action_dim": actions, "recurrent_model": "block_gru"}
+        settings |= {
+            "action_shape": (actions,),
+            "action_dim": actions,
+            "recurrent_model": "block_gru",
+        }
         super().__init__(**settings)
         self.scales = bounds is not None
         if bounds is not None:

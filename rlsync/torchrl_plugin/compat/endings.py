@@ -41,7 +41,9 @@ class FramesMadeHere:
     shutdown may take ``leave_within_s``.
     """
 
-    def __init__(self, collector: LocalCollector, leave_within_s: float, asked: Callable[[], bool]) -> None:
+    def __init__(
+        self, collector: LocalCollector, leave_within_s: float, asked: Callable[[], bool]
+    ) -> None:
         self._collector = collector
         self._asked = asked
         self._lock = threading.Lock()
@@ -98,7 +100,8 @@ class FramesMadeHere:
             limit_s = within_s if timeout is None else timeout
             with self._leaving(limit_s):
                 if isinstance(collector, AsyncBatchedCollector):
-                    limit_s /= max(1, len(collector._workers))  # each thread is given it, one after the other
+                    # each thread is given it, one after the other
+                    limit_s /= max(1, len(collector._workers))
                     _leave_threads(collector._env_pool, limit_s)
                 type(collector).shutdown(collector, limit_s, close_env, raise_on_error)
 
@@ -137,7 +140,9 @@ class FramesMadeHere:
         """Kill what has not left in time, so that nobody waits for it longer."""
         processes = processes_behind(self._collector)
         threads = _threads_behind(self._collector)
-        timer = threading.Timer(timeout_s, _kill, [processes, f"{timeout_s:g} s after it was to leave"])
+        timer = threading.Timer(
+            timeout_s, _kill, [processes, f"{timeout_s:g} s after it was to leave"]
+        )
         timer.daemon = True
         timer.start()
         try:
@@ -148,7 +153,9 @@ class FramesMadeHere:
             for process in processes:
                 with suppress(ValueError):  # closed
                     process.join(_SEEN_WITHIN_S)
-            hanging = [thread.ident for thread in threads if thread.is_alive() and thread.ident is not None]
+            hanging = [
+                thread.ident for thread in threads if thread.is_alive() and thread.ident is not None
+            ]
             if hanging:
                 _log.error(
                     "%d threads hang in environments of this process, and a thread cannot be ended; the "

@@ -32,7 +32,10 @@ _WHERE = "SyncWeights.pin"
 
 
 def pin(
-    evaluator: Evaluator, bound_map: BoundMap, settle: Callable[[], object], publish: Callable[[], object]
+    evaluator: Evaluator,
+    bound_map: BoundMap,
+    settle: Callable[[], object],
+    publish: Callable[[], object],
 ) -> VersionCopies:
     """Let every evaluation act with one version of a map, and say which.
 
@@ -55,7 +58,9 @@ def pin(
         if weights is not None or weights_dict is not None:
             what = "weights that are given by hand have no version"
             where = "evaluate(weights) of an Evaluator that is pinned by SyncWeights.pin"
-            raise ConfigError(what, where, "leave the weights out: the newest published version acts")
+            raise ConfigError(
+                what, where, "leave the weights out: the newest published version acts"
+            )
         settle()
         while (newest := copies.newest()) is None:
             publish()

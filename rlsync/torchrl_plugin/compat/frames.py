@@ -29,7 +29,8 @@ class FramesWatch:
     """
 
     def __init__(self) -> None:
-        self._answers: list[tuple[NestedKey, Tensor, Tensor]] = []  # key, what was answered, and its copy
+        # key, what was answered, and its copy
+        self._answers: list[tuple[NestedKey, Tensor, Tensor]] = []
         self._steps = 0
 
     @contextmanager
@@ -76,9 +77,7 @@ class FramesWatch:
         for key, answer, copy in self._answers:
             same = (answer == copy) | ((answer != answer) & (copy != copy))
             if not same.all():
-                what = (
-                    f"the environment has written into {key!r} after it had answered it: the frames are wrong"
-                )
+                what = f"the environment has written into {key!r} after it had answered it: the frames are wrong"
                 cure = "return a new array from reset() and from step(), for example array.copy()"
                 raise ConfigError(what, f"the first rollouts in {shorten(str(env), _WIDTH)}", cure)
         if self._steps >= _WATCHED:

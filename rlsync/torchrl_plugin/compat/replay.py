@@ -34,7 +34,9 @@ class OwnSampler(Sampler):
             torch.save(self.state_dict(), file)
 
     def loads(self, path: Path | str) -> None:
-        state: dict[str, Any] = torch.load(Path(path) / _FILE, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(
+            Path(path) / _FILE, map_location="cpu", weights_only=True
+        )
         self.load_state_dict(state)
 
     def _empty(self) -> None:
@@ -88,7 +90,10 @@ class RowBuffer(TensorDictReplayBuffer):
         self.fields: Fields | None = None
 
     def sample(
-        self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
     ) -> Any:
         size = self.batch_size if batch_size is None else batch_size
         index, info = self.sampler.sample(self.storage, size)
@@ -170,11 +175,17 @@ def _paired(
                 value = value.flatten(0, dims - 1)
         if isinstance(whole, Tensor):
             rows = whole[place]
-            if not isinstance(value, Tensor) or rows.shape != value.shape or rows.dtype != value.dtype:
+            if (
+                not isinstance(value, Tensor)
+                or rows.shape != value.shape
+                or rows.dtype != value.dtype
+            ):
                 return False
             into.append(rows)
             new.append(value)
-        elif not isinstance(value, TensorDict) or not _paired(whole, value, dims, place, {}, into, new):
+        elif not isinstance(value, TensorDict) or not _paired(
+            whole, value, dims, place, {}, into, new
+        ):
             return False
     return True
 

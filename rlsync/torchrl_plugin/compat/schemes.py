@@ -43,7 +43,8 @@ def set_context(scheme: WeightSyncScheme, collector: object) -> None:
 
 
 def around_updates(
-    collector: BaseCollector, enter: Callable[[Iterable[str], object], AbstractContextManager[object]]
+    collector: BaseCollector,
+    enter: Callable[[Iterable[str], object], AbstractContextManager[object]],
 ) -> None:
     """Run ``update_policy_weights_`` inside ``enter(destinations, worker_ids)``: TorchRL sends one by one."""
 

@@ -30,7 +30,8 @@ def turn_on_stamps(collector: MultiCollector) -> None:
         laid_out = getattr(buffer._storage, "_storage", None)
         if isinstance(laid_out, TensorDictBase):
             _make_room_for_stamps(laid_out)
-            buffer._storage._storage_keys = None  # TorchRL's cache of the keys that the storage keeps
+            # TorchRL's cache of the keys that the storage keeps
+            buffer._storage._storage_keys = None
 
 
 def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
@@ -49,7 +50,9 @@ def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
             laid_out.make_memmap(key, shape=like.shape, dtype=torch.int64)
         else:
             with laid_out.unlock_():
-                laid_out.set(key, torch.zeros(like.shape, dtype=torch.int64, device="cpu").share_memory_())
+                laid_out.set(
+                    key, torch.zeros(like.shape, dtype=torch.int64, device="cpu").share_memory_()
+                )
 
 
 def announce_version(collector: object, version: int) -> None:
@@ -100,7 +103,9 @@ def _call_policies_without_the_stamp() -> None:
 
     @functools.wraps(stock)
     def without_the_stamp(policy: Any, observation_spec: Any, *args: Any, **kwargs: Any) -> Any:
-        takes_it = isinstance(policy, nn.Module) and STAMP in inspect.signature(policy.forward).parameters
+        takes_it = (
+            isinstance(policy, nn.Module) and STAMP in inspect.signature(policy.forward).parameters
+        )
         if isinstance(observation_spec, Composite) and not takes_it:
             shape = observation_spec.shape
             device = observation_spec.device

@@ -131,7 +131,9 @@ def _operations(trainer: Trainer) -> dict[str, list[tuple[Any, dict[str, Any]]]]
 
 def _components(trainer: Trainer) -> dict[str, Any]:
     """What the trainer's ``Checkpoint`` writes, by name; nothing if it has none."""
-    components: dict[str, Any] = {} if trainer.checkpoint is None else trainer.checkpoint._components
+    components: dict[str, Any] = (
+        {} if trainer.checkpoint is None else trainer.checkpoint._components
+    )
     return components
 
 
@@ -152,9 +154,12 @@ def planned(trainer: Trainer) -> Counters:
     batches = many
     counted = isinstance(collector, (Collector, MultiCollector)) and not trainer.async_collection
     if counted and not collector.split_trajs and collector.trajs_per_batch is None:
-        batches = -(trainer.total_frames // -(collector.requested_frames_per_batch * trainer.frame_skip))
+        batches = -(
+            trainer.total_frames // -(collector.requested_frames_per_batch * trainer.frame_skip)
+        )
     steps = many
-    if trainer.optim_steps_per_batch:  # None: until the batch is used up; 0: a hook paces the trainer
+    # None: until the batch is used up; 0: a hook paces the trainer
+    if trainer.optim_steps_per_batch:
         steps_per_batch = trainer.optim_steps_per_batch * trainer.num_epochs
         # A stepper counts each optimizer's. Without one here, somebody makes the steps by a way of his own.
         steps = batches * steps_per_batch * len(optimizers(trainer)) or many
@@ -242,9 +247,14 @@ def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:
     """What somebody else has hung on losses or gradients, in words; None if nobody has."""
     for op, _ in [*trainer._post_loss_ops, *trainer._process_loss_ops]:
         owner = _owner(_unwrapped(op))
-        if not (isinstance(owner, ReplayBufferTrainer) and type(owner.replay_buffer.sampler) in _ALIKE):
+        if not (
+            isinstance(owner, ReplayBufferTrainer) and type(owner.replay_buffer.sampler) in _ALIKE
+        ):
             return f"{type(owner).__name__} is registered at post_loss or process_loss"
-    for module in [trainer.loss_module, *(part for network in networks for part in network.modules())]:
+    for module in [
+        trainer.loss_module,
+        *(part for network in networks for part in network.modules()),
+    ]:
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         hooks += [*module._backward_pre_hooks.values(), *module._backward_hooks.values()]
         if not all(_ours(hook) or hook is _updater_check_forward_prehook for hook in hooks):
@@ -311,13 +321,17 @@ def refuse_idle_shards(trainer: Trainer) -> None:
     if fsdp is None or not isinstance(loss, nn.Module):
         return
     children = dict(loss.named_children())
-    networks = {name: net for name, net in (vars(loss) | children).items() if isinstance(net, nn.Module)}
+    networks = {
+        name: net for name, net in (vars(loss) | children).items() if isinstance(net, nn.Module)
+    }
     for name, network in networks.items():
         functional = isinstance(children.get(f"{name}_params"), TensorDictParams)
         for path, module in network.named_modules(prefix=f"loss_module.{name}"):
             if not isinstance(module, fsdp.FSDPModule):
                 continue
-            below = [m for m in module.modules() if m is not module and isinstance(m, fsdp.FSDPModule)]
+            below = [
+                m for m in module.modules() if m is not module and isinstance(m, fsdp.FSDPModule)
+            ]
             own = {*module.parameters()}.difference(*(m.parameters() for m in below))
             if isinstance(module, TensorDictModuleBase) and own:
                 what = "fully_shard does not train a module that takes a tensordict: it gets no gradients"
@@ -327,7 +341,9 @@ def refuse_idle_shards(trainer: Trainer) -> None:
                 cure = "build a PPO, A2C or REINFORCE loss with functional=False, or use parallelize_module"
             else:
                 continue
-            raise ConfigError(what, f"{path}, {type(module).__name__} in {type(loss).__name__}", cure)
+            raise ConfigError(
+                what, f"{path}, {type(module).__name__} in {type(loss).__name__}", cure
+            )
 
 
 def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:
@@ -374,7 +390,9 @@ class _Loading:
         if not Checkpoint.is_checkpoint(file):  # the other formats go through load_state_dict
             return type(trainer).load_from_file(trainer, file, **kwargs)
         components = Checkpoint.manifest(file)["components"]
-        written = {name.removeprefix(_COMPONENT) for name in components if name.startswith(_COMPONENT)}
+        written = {
+            name.removeprefix(_COMPONENT) for name in components if name.startswith(_COMPONENT)
+        }
         with self._without_absent(trainer, written):
             return type(trainer).load_from_file(trainer, file, **kwargs)
 
@@ -401,9 +419,13 @@ def bridge_for_trainer(collector: object) -> None:
         # The learner learns from the first batch on; workers that act at random count these frames alone.
         vars(collector).setdefault("init_random_frames", 0)
         if "getattr_rb" not in vars(collector):
-            in_place_of(collector, "getattr_rb")(lambda self, attr: getattr(self.replay_buffer, attr))
+            in_place_of(collector, "getattr_rb")(
+                lambda self, attr: getattr(self.replay_buffer, attr)
+            )
     elif isinstance(collector, Remote):
-        shares = [arguments.get("init_random_frames", 0) for arguments in collector.collector_kwargs]
+        shares = [
+            arguments.get("init_random_frames", 0) for arguments in collector.collector_kwargs
+        ]
         vars(collector).setdefault("init_random_frames", sum(max(0, share) for share in shares))
 
 

@@ -9,7 +9,12 @@ from typing import Any
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl import modules
-from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerV3ActorLoss, DreamerV3ModelLoss
+from torchrl.objectives import (
+    DreamerActorLoss,
+    DreamerModelLoss,
+    DreamerV3ActorLoss,
+    DreamerV3ModelLoss,
+)
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import parse
@@ -38,7 +43,9 @@ class Unit:
     @property
     def learns(self) -> bool:
         """Whether it has anything to send."""
-        return any(True for _ in self.module.parameters()) or any(True for _ in self.module.buffers())
+        return any(True for _ in self.module.parameters()) or any(
+            True for _ in self.module.buffers()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,8 @@ class LossParts:
     """The parts of a loss, or of several, that a player acts with."""
 
     version: int  #: 1 or 3
-    encoders: tuple[Unit, ...]  #: what has weights and is called before the recurrent model, in order
+    #: what has weights and is called before the recurrent model, in order
+    encoders: tuple[Unit, ...]
     rollout: Unit  #: the recurrent model
     actors: tuple[Unit, ...]  #: the units of the actor that have weights
 
@@ -109,11 +117,15 @@ def dreamer_map(
     acts = parts_of_player(player)
     where = f"player, {type(player).__name__}"
     if trained.version != acts.version:
-        what = f"the losses are DreamerV{trained.version}'s and the player is DreamerV{acts.version}'s"
+        what = (
+            f"the losses are DreamerV{trained.version}'s and the player is DreamerV{acts.version}'s"
+        )
         cure = "build the player from the modules of the world model and of the actor"
         raise ConfigError(what, where, cure)
     pairs = [
-        *_paired("encoder", tuple(unit for unit in acts.encoders if unit.learns), trained.encoders, where),
+        *_paired(
+            "encoder", tuple(unit for unit in acts.encoders if unit.learns), trained.encoders, where
+        ),
         *_dynamics(acts, trained),
         *_paired("actor", acts.actors, trained.actors, where),
     ]
@@ -132,7 +144,9 @@ def dreamer_map(
 _Pair = tuple[str, str, tuple[str, ...]]
 
 
-def _paired(what: str, acting: tuple[Unit, ...], trained: tuple[Unit, ...], where: str) -> Iterator[_Pair]:
+def _paired(
+    what: str, acting: tuple[Unit, ...], trained: tuple[Unit, ...], where: str
+) -> Iterator[_Pair]:
     if len(acting) != len(trained):
         said = f"the player has {len(acting)} modules as {what}, the loss trains {len(trained)}"
         cure = f"build the player's {what} from the modules of the loss, one for one"
@@ -170,14 +184,23 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
     if estimators:
         posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
         version = 3
-        if isinstance(prior.module.prior, modules.RSSMPosteriorV3) or prior.module.posterior is None:
+        if (
+            isinstance(prior.module.prior, modules.RSSMPosteriorV3)
+            or prior.module.posterior is None
+        ):
             what = "the state estimator is not made of a prior and then a posterior"
-            raise ConfigError(what, f"{where}, {prior.path}", "RSSMStateEstimatorV3(prior, posterior)")
+            raise ConfigError(
+                what, f"{where}, {prior.path}", "RSSMStateEstimatorV3(prior, posterior)"
+            )
     else:
         kinds = (modules.RSSMPosterior, modules.RSSMPosteriorV3)
         posteriors = [u for u in inside if isinstance(u.inner, kinds)]
-        priors = [u for u in inside if isinstance(u.inner, (modules.RSSMPrior, modules.RSSMPriorV3))]
-        posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
+        priors = [
+            u for u in inside if isinstance(u.inner, (modules.RSSMPrior, modules.RSSMPriorV3))
+        ]
+        posterior = _one(
+            posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where
+        )
         prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
         version = 3 if isinstance(prior.inner, modules.RSSMPriorV3) else 1
     at = inside.index(posterior)
@@ -192,14 +215,20 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
 
 def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
     """The parts of losses that a player acts with, by path; ConfigError: no losses of a Dreamer."""
-    where = "losses: " + ", ".join(f"{path} is {type(loss).__name__}" for path, loss in losses.items())
+    where = "losses: " + ", ".join(
+        f"{path} is {type(loss).__name__}" for path, loss in losses.items()
+    )
     below = [
         Unit(_joined(path, name), module)
         for path, loss in losses.items()
         for name, module in loss.named_modules()
     ]
-    models = [unit for unit in below if isinstance(unit.module, (DreamerModelLoss, DreamerV3ModelLoss))]
-    actors = [unit for unit in below if isinstance(unit.module, (DreamerActorLoss, DreamerV3ActorLoss))]
+    models = [
+        unit for unit in below if isinstance(unit.module, (DreamerModelLoss, DreamerV3ModelLoss))
+    ]
+    actors = [
+        unit for unit in below if isinstance(unit.module, (DreamerActorLoss, DreamerV3ActorLoss))
+    ]
     model = _one(models, "DreamerModelLoss or DreamerV3ModelLoss", where)
     actor = _one(actors, "DreamerActorLoss or DreamerV3ActorLoss", where)
     version = 3 if isinstance(model.module, DreamerV3ModelLoss) else 1
@@ -209,7 +238,9 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
         raise ConfigError(what, where, "give both losses of one version")
     made = list(units(model.module.world_model, f"{model.path}.world_model"))
     kinds = (modules.RSSMRollout, modules.RSSMRolloutV3)
-    rollout = _one([u for u in made if isinstance(u.module, kinds)], "RSSMRollout or RSSMRolloutV3", where)
+    rollout = _one(
+        [u for u in made if isinstance(u.module, kinds)], "RSSMRollout or RSSMRolloutV3", where
+    )
     encoders = tuple(unit for unit in made[: made.index(rollout)] if unit.learns)
     acting = units(actor.module.actor_model, f"{actor.path}.actor_model")
     return LossParts(version, encoders, rollout, tuple(unit for unit in acting if unit.learns))

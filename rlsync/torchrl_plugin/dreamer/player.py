@@ -92,7 +92,9 @@ class DreamerPlayer(TensorDictModuleBase):
         DreamerV3 also needs ``torchrl.envs.InitTracker()``.
         """
         begins = self.begins()
-        specs = {key: Unbounded(shape=value.shape, dtype=value.dtype) for key, value in begins.items()}
+        specs = {
+            key: Unbounded(shape=value.shape, dtype=value.dtype) for key, value in begins.items()
+        }
         values = {**dict.fromkeys(self._shapes, 0.0), STATE_VERSION: NO_VERSION}
         return TensorDictPrimer(specs, default_value=values, expand_specs=True)
 
@@ -144,19 +146,24 @@ class DreamerPlayer(TensorDictModuleBase):
         if stamp is None and self.on_adoption != "keep":
             what = f"the frames do not carry {STAMP!r}, so an adoption cannot be seen"
             cure = "pass track_policy_version=True to the collector, or give it a BoardScheme"
-            raise ConfigError(what, f"DreamerPlayer(on_adoption={self.on_adoption!r}), at a step", cure)
+            raise ConfigError(
+                what, f"DreamerPlayer(on_adoption={self.on_adoption!r}), at a step", cure
+            )
         if stamp is None:
             return made_by, torch.full_like(made_by, NO_VERSION)
         return made_by, stamp.reshape(made_by.shape)
 
     def _observed(self) -> list[NestedKey]:
         """What the modules before the posterior read."""
-        return [key for unit in parts_of_player(self.player).encoders for key in unit.module.in_keys]
+        return [
+            key for unit in parts_of_player(self.player).encoders for key in unit.module.in_keys
+        ]
 
     def _carry(self, tensordict: TensorDictBase, version: Tensor) -> None:
         """Write what the next step begins with. The primer keeps what stands there already."""
         for key in self._shapes:
-            if ("next", key) not in tensordict.keys(True):  # a prior at the end writes the next belief
+            # a prior at the end writes the next belief
+            if ("next", key) not in tensordict.keys(True):
                 value = tensordict.get("action" if key == "previous_action" else key)
                 tensordict.set(("next", key), value.float())
         tensordict.set(("next", STATE_VERSION), version.clone())
@@ -166,7 +173,9 @@ class DreamerPlayer(TensorDictModuleBase):
         """The state that the present weights make of the steps so far."""
         parts = parts_of_player(self.player)
         batch = stale.shape[:-1]
-        carried = {k: torch.zeros(*batch, *shape, device=stale.device) for k, shape in self._shapes.items()}
+        carried = {
+            k: torch.zeros(*batch, *shape, device=stale.device) for k, shape in self._shapes.items()
+        }
         for seen, begins, action in self._history:
             if begins.shape != stale.shape:  # other environments than now
                 continue
@@ -178,11 +187,14 @@ class DreamerPlayer(TensorDictModuleBase):
                 parts.prior.module(past.set("action", action))
                 past.set("belief", past.get(("next", "belief")))
             carried = {
-                key: action.float() if key == "previous_action" else past.get(key).float() for key in carried
+                key: action.float() if key == "previous_action" else past.get(key).float()
+                for key in carried
             }
         return carried
 
 
 def _where(chosen: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """``one`` where chosen and ``other`` elsewhere; ``chosen`` is [*batch, 1]."""
-    return torch.where(chosen.reshape(*chosen.shape[:-1], *[1] * (one.ndim - chosen.ndim + 1)), one, other)
+    return torch.where(
+        chosen.reshape(*chosen.shape[:-1], *[1] * (one.ndim - chosen.ndim + 1)), one, other
+    )

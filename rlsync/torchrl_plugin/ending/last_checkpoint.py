@@ -44,13 +44,17 @@ def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
     try:
         trainer.save_trainer(force_save=True)
     except Exception as error:  # noqa: BLE001  # another error is on its way, which must not be lost
-        return LastCheckpoint(None, f"it could not be written: {type(error).__name__}: {first_line(error)}")
+        return LastCheckpoint(
+            None, f"it could not be written: {type(error).__name__}: {first_line(error)}"
+        )
     return LastCheckpoint(Path(trainer.save_trainer_file))
 
 
 def finite_weights(trainer: Trainer) -> bool:
     """Whether all parameters that the trainer's optimizers hold are finite."""
-    groups = [group for optimizer in trainers.optimizers(trainer) for group in optimizer.param_groups]
+    groups = [
+        group for optimizer in trainers.optimizers(trainer) for group in optimizer.param_groups
+    ]
     return all(all_finite(param) for group in groups for param in group["params"])
 
 
@@ -64,7 +68,8 @@ class CollectorState:
 
     def __init__(self, collector: BaseCollector) -> None:
         self._collector = collector
-        self.answer_within_s: float | None = None  #: how long workers may take; None: as long as they need
+        #: how long workers may take; None: as long as they need
+        self.answer_within_s: float | None = None
 
     @classmethod
     def of(cls, trainer: Trainer) -> CollectorState | None:
@@ -84,7 +89,8 @@ class CollectorState:
             return self._collector.state_dict()
         # TorchRL's questions have no deadline, and it ends when its workers do.
         asked = tried(self._collector.state_dict, self.answer_within_s, "rlsync-collector-state")
-        answered = asked.done() and asked.exception() is None  # else it is closed, or a worker is dead
+        # else it is closed, or a worker is dead
+        answered = asked.done() and asked.exception() is None
         return (asked.result() if answered else {}) or OrderedDict([(_WITHOUT_WORKERS, True)])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

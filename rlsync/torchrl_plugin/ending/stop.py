@@ -28,7 +28,8 @@ from rlsync.torchrl_plugin.hooks.misuse import require
 
 _log = logging.getLogger(__name__)
 
-LEAVE_WITHIN_S = 5.0  #: how long the processes may take to leave at the end, seconds; then they are killed
+#: how long the processes may take to leave at the end, seconds; then they are killed
+LEAVE_WITHIN_S = 5.0
 
 
 class Stop:
@@ -116,7 +117,9 @@ class Stop:
                 self._state.answer_within_s = ANSWER_WITHIN_S  # stopped workers do not hold it up
             self._trainer.request_stop(why)
             if self.within_s is not None:
-                self._deadline = threading.Thread(target=self._watch, name="rlsync-stop", daemon=True)
+                self._deadline = threading.Thread(
+                    target=self._watch, name="rlsync-stop", daemon=True
+                )
                 self._deadline.start()
 
     def covers(self, error: BaseException) -> bool:

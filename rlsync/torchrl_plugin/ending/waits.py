@@ -80,7 +80,9 @@ def await_newest(publisher: WorkersPublisher, timeout_s: float) -> None:
     """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""
     publisher.join()
     try:
-        publisher.transport.wait(publisher.version, timeout_s, range(publisher.collector.num_workers))
+        publisher.transport.wait(
+            publisher.version, timeout_s, range(publisher.collector.num_workers)
+        )
     except WorkerLost as lost:  # the board does not know how its readers ended
         raise lost_workers(publisher, publisher.transport.status(), lost.where) or lost from None
 
@@ -117,7 +119,9 @@ def await_start(
             error, traceback = failure
             _log.error("the error of worker %d:\n%s", worker, traceback.rstrip())
             words = f"{type(error).__name__}: {first_line(error)}"
-            raise error from ended_before_ready(worker, process, "its collector could not be made", words)
+            raise error from ended_before_ready(
+                worker, process, "its collector could not be made", words
+            )
         _hand_back(pipe, message, read)
         return True
 
@@ -151,7 +155,10 @@ def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
     What TorchRL asks all workers for, it asks after a look for dead ones that may raise a ValueError.
     """
     asks = "set_seed", "reset", "getattr_policy", "getattr_env"
-    for owner, names in [(collector, asks), *((pipe, ("send", "recv")) for pipe in collector.pipes)]:
+    for owner, names in [
+        (collector, asks),
+        *((pipe, ("send", "recv")) for pipe in collector.pipes),
+    ]:
         for name in names:
             setattr(owner, name, _inside(enter, present_method(owner, name)))
 
@@ -164,7 +171,9 @@ def _inside(enter: Enter, call: Callable[..., Any]) -> Callable[..., Any]:
     return inside
 
 
-def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
+def around_waits(
+    collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]
+) -> None:
     """Use ``wait`` wherever the learner waits for workers, in TorchRL 0.14 for ever.
 
     For batches, answers, the lock of a shared buffer and its frames. Updates of workers that fill one look,
@@ -201,7 +210,9 @@ def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) 
         return inner(*args, **kwargs)
 
 
-def around_server(collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None]) -> None:
+def around_server(
+    collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None]
+) -> None:
     """Wait for a server's frames by ``wait``; ``came(0)`` tells of frames."""
 
     def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:

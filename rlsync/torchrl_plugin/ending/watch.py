@@ -71,7 +71,9 @@ class Watch:
     def ask(self, silent_timeout_s: float | None) -> None:
         """Give up after so many seconds from now on. ConfigError if this was asked before."""
         if self.asked:
-            raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
+            raise ConfigError(
+                "these workers are watched already", "WatchWorkers.register", "register one"
+            )
         self.asked = True
         self.silence = Silence(silent_timeout_s)
 
@@ -194,7 +196,9 @@ class Watch:
 
     def _late(self, named: list[ReaderStatus]) -> AdoptionTimeout:
         return AdoptionTimeout(
-            "; ".join(f"{it} has not begun a rollout for {self.silence.timeout_s:g} s" for it in named),
+            "; ".join(
+                f"{it} has not begun a rollout for {self.silence.timeout_s:g} s" for it in named
+            ),
             f"waiting for frames; silent_timeout_s={self.silence.timeout_s:g}",
             "find out what stopped it, or where it hangs (py-spy dump --pid PID); if its rollouts take that "
             "long, give a longer silent_timeout_s to WatchWorkers or to the BoardScheme",

@@ -24,7 +24,13 @@ from rlsync.tensors.parts import memory_of
 from rlsync.torchrl_plugin.collectors.choose import training_of
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
-from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSource, FoundSync, coverage_of, sync_of
+from rlsync.torchrl_plugin.examine.sync import (
+    Coverage,
+    FoundSource,
+    FoundSync,
+    coverage_of,
+    sync_of,
+)
 from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers, Held, NoAnswer
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
@@ -73,7 +79,8 @@ class Examination:
     crossings: tuple[Crossing, ...]  #: what a publish moves between which devices
     problems: tuple[str, ...]  #: errors of the publish, and of the rollout after it
     arrivals: tuple[Arrival, ...]  #: one for each destination in each worker
-    outputs: tuple[Judgement, ...]  #: of each worker that could be asked: whether what arrived also acts
+    #: of each worker that could be asked: whether what arrived also acts
+    outputs: tuple[Judgement, ...]
 
 
 def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
@@ -105,7 +112,8 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     coverage = coverage_of(trainer, sync)
     untrained = (s for s in sync.sources if s.description in coverage.untrained)
     coverage = replace(
-        coverage, untrained=tuple(s.description for s in untrained if not _follows(trainer, s, timeout_s))
+        coverage,
+        untrained=tuple(s.description for s in untrained if not _follows(trainer, s, timeout_s)),
     )
     arrivals = [
         Arrival(name, destination, *_outcome(trainer.collector, destination, leaves, *held))
@@ -169,7 +177,10 @@ def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
     training = training_of(trainer)
     held = [leaf.read() for leaf in source.leaves().leaves]
     modules = [*training.losses().values()]
-    if source.has_path and (network := training.network_of(trainer, parse(source.description))) is not None:
+    if (
+        source.has_path
+        and (network := training.network_of(trainer, parse(source.description))) is not None
+    ):
         modules.append(network[1])
     for module in modules:
         held += [part for t in (*module.parameters(), *module.buffers()) for part in memory_of(t)]
@@ -207,7 +218,11 @@ def _within(timeout_s: float, what: str, call: Callable[[], object]) -> str:
 
 
 def _outcome(
-    collector: object, destination: str, wanted: Named, before: Held | NoAnswer, after: Held | NoAnswer
+    collector: object,
+    destination: str,
+    wanted: Named,
+    before: Held | NoAnswer,
+    after: Held | NoAnswer,
 ) -> tuple[Outcome, str]:
     if isinstance(before, NoAnswer) or isinstance(after, NoAnswer):
         silence = before if isinstance(before, NoAnswer) else after
@@ -260,7 +275,9 @@ def crossings_of(trainer: Trainer, sync: FoundSync) -> tuple[Crossing, ...]:
     """What one publish moves from which device to which. Without rlsync's hook only the CPU is seen."""
     if sync.hook is not None:
         return sync.hook.plan.crossings
-    return crossings(leaf for source in sync.sources for leaf in _leaf_by_leaf(trainer.collector, source))
+    return crossings(
+        leaf for source in sync.sources for leaf in _leaf_by_leaf(trainer.collector, source)
+    )
 
 
 def _leaf_by_leaf(collector: object, source: FoundSource) -> Iterator[Crossing]:
@@ -269,7 +286,9 @@ def _leaf_by_leaf(collector: object, source: FoundSource) -> Iterator[Crossing]:
     live: dict[str, Tensor] = {}
     if isinstance(collector, Collector):
         with suppress(DestinationNotFound):
-            there = Leaves(_module_at(collector, source.destination), f"collector.{source.destination}")
+            there = Leaves(
+                _module_at(collector, source.destination), f"collector.{source.destination}"
+            )
             names = named_like(names, there.specs())
             live = dict(zip(there.names, there.tensors(), strict=True))
     for leaf, name in zip(sent, names, strict=True):

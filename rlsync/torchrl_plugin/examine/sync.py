@@ -25,7 +25,11 @@ from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
 
 #: Where TorchRL's losses keep the network that acts, the most common first.
-_USUAL_SOURCES = ("loss_module.actor_network", "loss_module.value_network", "loss_module.local_value_network")
+_USUAL_SOURCES = (
+    "loss_module.actor_network",
+    "loss_module.value_network",
+    "loss_module.local_value_network",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,9 @@ def _usual_source(trainer: Trainer) -> Iterator[FoundSource]:
             return
 
 
-def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, ...] = ()) -> FoundSource:
+def _at_path(
+    trainer: Trainer, destination: str, path: str, exclude: tuple[str, ...] = ()
+) -> FoundSource:
     find = partial(walk, trainer, parse(path), error=SourceNotFound, root_name="the trainer")
     weights = partial(find, where=f"source of {destination!r}")
     source = FoundSource(destination, path, weights, exclude, has_path=True)
@@ -139,10 +145,12 @@ def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, 
 class Coverage:
     """What is sent and not trained, and what is trained and not sent."""
 
-    untrained: tuple[str, ...]  #: sources with parameters, none of which an optimizer holds; not stuck ones
+    #: sources with parameters, none of which an optimizer holds; not stuck ones
+    untrained: tuple[str, ...]
     unheld: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
     stuck: tuple[NothingLearns, ...]  #: why the optimizers cannot change sources
-    unsent: tuple[str, ...]  #: parameters of the sources' networks that an optimizer holds and nobody sends
+    #: parameters of the sources' networks that an optimizer holds and nobody sends
+    unsent: tuple[str, ...]
     unreached: tuple[str, ...]  #: what SyncPlan has under this name, if the hook has a plan
 
 
@@ -151,7 +159,11 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     training = training_of(trainer)
     held = Covered(training.parameters())
     found = {source: unheld(source.parameters(), held) for source in sync.sources}
-    whole = [source for source, names in found.items() if names and len(names) == len(source.parameters())]
+    whole = [
+        source
+        for source, names in found.items()
+        if names and len(names) == len(source.parameters())
+    ]
     networks = {
         source: training.network_of(trainer, parse(source.description))
         for source in sync.sources
@@ -166,7 +178,9 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     }
     return Coverage(
         untrained=tuple(source.description for source in whole if stuck[source] is None),
-        unheld=tuple(name for source, names in found.items() if source not in whole for name in names),
+        unheld=tuple(
+            name for source, names in found.items() if source not in whole for name in names
+        ),
         stuck=tuple(filter(None, stuck.values())),
         unsent=unsent(dict(filter(None, networks.values())), sent, held),
         unreached=() if sync.hook is None else sync.hook.plan.unreached,

@@ -29,7 +29,9 @@ class Held:
     @classmethod
     def of(cls, state_dict: Mapping[str, Any]) -> Held:
         """A copy of the weights in a collector's state dict."""
-        return cls(*(_copied(state_dict.get(key)) for key in ("policy_state_dict", "env_state_dict")))
+        return cls(
+            *(_copied(state_dict.get(key)) for key in ("policy_state_dict", "env_state_dict"))
+        )
 
     def at(self, destination: str) -> dict[str, Tensor]:
         """The leaves of a destination by name; none if the state dict does not contain it."""
@@ -39,7 +41,9 @@ class Held:
             case [Attr("env"), Attr("transform"), *_]:
                 prefix = parse(destination).below(parse("env.transform")).leaf_prefix()
                 # A Compose names its first transform transforms.0
-                return _below(self.transform, f"transforms.{prefix}") or _below(self.transform, prefix)
+                return _below(self.transform, f"transforms.{prefix}") or _below(
+                    self.transform, prefix
+                )
         return {}
 
 
@@ -54,7 +58,9 @@ class NoAnswer:
 class ExaminedWorkers:
     """The workers of a collector. Of one that is of no known kind, the weights cannot be read."""
 
-    def __init__(self, collector: Any, place: str = "", names: Sequence[str] = ("its workers",)) -> None:
+    def __init__(
+        self, collector: Any, place: str = "", names: Sequence[str] = ("its workers",)
+    ) -> None:
         self.collector = collector
         self.description = f"{type(collector).__name__}{place}"  #: the collector, in words
         self.names = names  #: one for each worker, with its pid
@@ -104,7 +110,9 @@ class ProcessWorkers(ExaminedWorkers):
         deadline = time.monotonic() + timeout_s
         said: dict[int, Held | NoAnswer] = {}
         for worker in asked:
-            said[worker] = answer = self._silent.get(worker) or self._answer(worker, deadline, timeout_s)
+            said[worker] = answer = self._silent.get(worker) or self._answer(
+                worker, deadline, timeout_s
+            )
             if isinstance(answer, NoAnswer):
                 self._silent[worker] = answer
         return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
@@ -155,4 +163,6 @@ def _copied(state_dict: Any) -> dict[str, Tensor]:
 def _below(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     if not prefix:
         return state_dict
-    return {k.removeprefix(prefix + "."): v for k, v in state_dict.items() if k.startswith(prefix + ".")}
+    return {
+        k.removeprefix(prefix + "."): v for k, v in state_dict.items() if k.startswith(prefix + ".")
+    }

@@ -47,7 +47,9 @@ def staleness_of(batch: TensorDictBase, ledger: Ledger, newest: int, optim_steps
     stamps = stamps_of(batch, newest).flatten()
     versions, place = stamps.unique(return_inverse=True)
     since = [ledger.optim_steps_since(version, optim_steps) for version in versions.tolist()]
-    steps = torch.tensor([UNKNOWN if age is None else age for age in since], dtype=torch.int64, device="cpu")
+    steps = torch.tensor(
+        [UNKNOWN if age is None else age for age in since], dtype=torch.int64, device="cpu"
+    )
     # One that was published in the background may be newer than what the ledger has recorded.
     known = torch.tensor(ledger.ages(versions.tolist()), dtype=torch.int64, device="cpu")
     ages = known + (newest - ledger.version)

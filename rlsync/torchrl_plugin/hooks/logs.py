@@ -57,7 +57,11 @@ class Logs(TrainerHookBase):
         who = type(self).__name__
         require_trainer(self.sync, trainer, f"{who}.register")
         for other in registered_modules(trainer):
-            if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
+            if (
+                isinstance(other, Logs)
+                and type(other) is type(self)
+                and other.prefix == self.prefix
+            ):
                 what = f"this trainer already has a {who} that logs under {self.prefix!r}"
                 cure = f"register one {who} for each SyncWeights, each with a prefix of its own if it has one"
                 raise ConfigError(what, f"{who}.register", cure)

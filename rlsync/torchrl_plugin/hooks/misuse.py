@@ -30,14 +30,18 @@ def require(kind: type, given: object, hook: object, cure: str = "give your trai
     """Refuse a hook that was given something else, such as a loss in place of its trainer."""
     if not isinstance(given, kind):
         name = type(hook).__name__
-        raise ConfigError(f"{name} needs a {kind.__name__}, got a {type(given).__name__}", name, cure)
+        raise ConfigError(
+            f"{name} needs a {kind.__name__}, got a {type(given).__name__}", name, cure
+        )
 
 
 def require_trainer(hook: Any, trainer: Trainer, who: str) -> None:
     """Refuse a trainer to which a hook that publishes is not bound."""
     if hook.trainer is not trainer:
         what = f"this {type(hook).__name__} is not bound to that trainer"
-        raise ConfigError(what, who, "register it on the same trainer first; make one for each trainer")
+        raise ConfigError(
+            what, who, "register it on the same trainer first; make one for each trainer"
+        )
 
 
 def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
@@ -55,7 +59,9 @@ def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:
     if not endpoint.publisher.transport.background:
         what = "weights of this collector are not published in the background"
         cure = "leave it out, or use a process collector with a BoardScheme"
-        raise ConfigError(what, f"SyncWeights(background=True), transport {endpoint.description}", cure)
+        raise ConfigError(
+            what, f"SyncWeights(background=True), transport {endpoint.description}", cure
+        )
     if not trainers.optimizers(trainer):
         what = "this trainer has no optimizer before whose step a publish could be joined"
         cure = "give the trainer its optimizer, or leave background out"

@@ -67,7 +67,8 @@ class MapSending:
     def __init__(self, bound: BoundMap, feeds: object, *, in_background: bool = False) -> None:
         self.bound = bound
         self.feeds = feeds
-        self.pinned: list[VersionCopies] = []  #: copies for evaluations, which are told of each version
+        #: copies for evaluations, which are told of each version
+        self.pinned: list[VersionCopies] = []
         self._in_background = in_background
 
     @property
@@ -90,7 +91,9 @@ class MapSending:
         return self.bound.publish(reason, now)
 
     def publish_due(self, gates: Iterable[Callable[[], bool]], now: Counters) -> Receipt | None:
-        return self.bound.publish_unless_held(gates, "trigger", now, in_background=self._in_background)
+        return self.bound.publish_unless_held(
+            gates, "trigger", now, in_background=self._in_background
+        )
 
     def pass_over(self) -> None:
         self.publisher.pass_over()
@@ -122,12 +125,16 @@ class PublishHook(TrainerHookBase):
         if receipts_file is not None:
             file = FilePath(receipts_file).absolute()
             check_folder(file, f"receipts_file={str(file)!r}")
-        check_count("the number of receipts", history, 0, f"history={history!r}", "for example 1000")
+        check_count(
+            "the number of receipts", history, 0, f"history={history!r}", "for example 1000"
+        )
         self.when = when
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=int(history))
-        self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
-        self.gates: list[Callable[[], bool]] = []  #: a publish that is due is put off while one is false
+        #: what it did with the UpdateWeights that it found on its trainer
+        self.beside: tuple[str, ...] = ()
+        #: a publish that is due is put off while one is false
+        self.gates: list[Callable[[], bool]] = []
         self._sending: Sending | None = None
         self._receipts_file = file
         self._batches = 0
@@ -276,8 +283,13 @@ class PublishHook(TrainerHookBase):
                 self._make_room(trainer)
                 trainer.register_module(trainers.free_name(trainer, name or self.kept_as), self)
                 trainers.let_it_be_absent(trainer, self)
-                for again in (lambda: self._make_room(trainer), self._settle, self._warn_if_never_due):
-                    trainer.register_op("setup", again)  # hooks may come until then, and plans change
+                for again in (
+                    lambda: self._make_room(trainer),
+                    self._settle,
+                    self._warn_if_never_due,
+                ):
+                    # hooks may come until then, and plans change
+                    trainer.register_op("setup", again)
                 self._warn_if_never_due()
                 yield
             except BaseException:
@@ -325,7 +337,10 @@ class PublishHook(TrainerHookBase):
         now = self.counters()
         last = {f"last_{name}": value for name, value in asdict(self._last).items()}
         ledger = self.ledger.state_dict()
-        flat = {k: torch.tensor(ledger[k], dtype=torch.int64, device="cpu") for k in ("published", "lost")}
+        flat = {
+            k: torch.tensor(ledger[k], dtype=torch.int64, device="cpu")
+            for k in ("published", "lost")
+        }
         pairs = {k: numbers.view(-1, 2) for k, numbers in flat.items()}
         return ledger | {"version": self.version} | pairs | asdict(now) | last
 

@@ -75,7 +75,12 @@ class BoundStaleness(Logs, RegistersItself, Reader):
     reads = (STAMP,)
 
     def __init__(
-        self, sync: SyncWeights, max_versions: int, action: Action = "drop", *, unknown: Unknown = "raise"
+        self,
+        sync: SyncWeights,
+        max_versions: int,
+        action: Action = "drop",
+        *,
+        unknown: Unknown = "raise",
     ) -> None:
         where = f"BoundStaleness(max_versions={max_versions!r})"
         check_count("a staleness bound in versions", max_versions, 0, where, "for example 2")
@@ -110,9 +115,13 @@ class BoundStaleness(Logs, RegistersItself, Reader):
                 "use MultiSyncCollector, a bound of at least 1, or action='drop'",
             )
         if endpoint.adopts_within_rollouts and endpoint.in_flight:
-            what = "the oldest frame of a running rollout is not known: workers adopt within rollouts"
+            what = (
+                "the oldest frame of a running rollout is not known: workers adopt within rollouts"
+            )
             where = "BoundStaleness(action='wait') with BoardScheme(adopt_at='policy_call')"
-            raise ConfigError(what, where, "use action='drop', or let the workers adopt between rollouts")
+            raise ConfigError(
+                what, where, "use action='drop', or let the workers adopt between rollouts"
+            )
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         stamps = stamps_of(batch, self.sync.version)
@@ -138,12 +147,16 @@ class BoundStaleness(Logs, RegistersItself, Reader):
         return batch
 
     def _exceeded(self, what: str, cure: str) -> StalenessExceeded:
-        where = f"optimizer step {self.sync.counters().optim_steps + 1}, version {self.sync.version}"
+        where = (
+            f"optimizer step {self.sync.counters().optim_steps + 1}, version {self.sync.version}"
+        )
         return StalenessExceeded(f"{what}; the bound is {self.max_versions}", where, cure)
 
     def _rest(self, batch: TensorDictBase, dropped: Tensor) -> TensorDictBase:
         rows = dropped.flatten(1).any(1) if dropped.ndim > 1 else dropped
-        self.dropped_frames += int(torch.count_nonzero(rows)) * (dropped.numel() // max(1, rows.numel()))
+        self.dropped_frames += int(torch.count_nonzero(rows)) * (
+            dropped.numel() // max(1, rows.numel())
+        )
         if bool(rows.all()):
             raise StopIteration  # tells TorchRL that this epoch has no more batches
         return batch[~rows]

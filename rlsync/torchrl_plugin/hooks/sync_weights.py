@@ -106,10 +106,14 @@ class SyncWeights(PublishHook):
             self._bind(trainer)
 
     def _bind(self, trainer: Trainer, name: str = "") -> None:
-        misuse.require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
+        misuse.require(
+            Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()"
+        )
         own = self.collector
         if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):
-            misuse.require(BaseCollector, own, self, "leave collector=... out: the trainer has a collector")
+            misuse.require(
+                BaseCollector, own, self, "leave collector=... out: the trainer has a collector"
+            )
         if self.collector is None:
             collector = trainer.collector
         else:
@@ -146,10 +150,16 @@ class SyncWeights(PublishHook):
     def _warn_of_another_collector(self, trainer: Trainer) -> None:
         """Warn if the frames that are learned from come from a collector that gets no weights."""
         own = trainer.collector
-        if self.collector is own or misuse.is_fed(trainer, own) or self.bound.acts_in(policy_of(own)):
+        if (
+            self.collector is own
+            or misuse.is_fed(trainer, own)
+            or self.bound.acts_in(policy_of(own))
+        ):
             return
         what = "this SyncWeights publishes to another collector than the trainer's"
-        where = f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook"
+        where = (
+            f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook"
+        )
         cure = "leave collector out; or register the hook of the trainer's own collector first"
         warn(NothingPublished(what, where, cure))
 
@@ -157,7 +167,8 @@ class SyncWeights(PublishHook):
         trainer.register_op("post_optim", self._count_optim_step)
         trainer.register_op("post_steps", self._count_batch)
         trainer.register_op("post_steps", self._batch_done)
-        if trace.ON and not isinstance(self.collector, BoardCollector):  # which traces its rollouts by itself
+        # which traces its rollouts by itself
+        if trace.ON and not isinstance(self.collector, BoardCollector):
             trainer.register_op("batch_process", _trace_taken)
         if self.versions_file is not None:
             self.ledger.reserve_in(self.versions_file)
@@ -194,7 +205,9 @@ class SyncWeights(PublishHook):
             workers: what :meth:`acting_workers` returned just now; ``None`` asks again.
         """
         acting = self.acting_workers() if workers is None else workers
-        return self.version - min((worker.adopted_version for worker in acting), default=self.version)
+        return self.version - min(
+            (worker.adopted_version for worker in acting), default=self.version
+        )
 
     def acting_versions(self) -> list[int]:
         """The version that each living worker acts with, where the transport can tell."""

@@ -71,7 +71,9 @@ class UpdateWeights(PublishHook):
         sender: Any = None,
         interval_unit: Literal["batches", "optim_steps"] = "batches",
     ) -> None:
-        _check_arguments(collector, policy_weights_getter, weight_update_map, trainer, sender, interval_unit)
+        _check_arguments(
+            collector, policy_weights_getter, weight_update_map, trainer, sender, interval_unit
+        )
         super().__init__(Every(update_weights_interval, interval_unit))
         self.collector = collector
         self.update_weights_interval = update_weights_interval
@@ -92,7 +94,9 @@ class UpdateWeights(PublishHook):
         elif isinstance(collector, BaseCollector) and not isinstance(endpoint, BoardEndpoint):
             what = "this UpdateWeights is registered with no trainer, so it sends nothing"
             notice_silence(collector, what, lambda: (self.version, self._batches))
-        if endpoint is not None and (weight_update_map is not None or policy_weights_getter is not None):
+        if endpoint is not None and (
+            weight_update_map is not None or policy_weights_getter is not None
+        ):
             endpoint.connect(self.publish)
 
     def _bind(self, trainer: Trainer, name: str = "") -> None:
@@ -146,7 +150,11 @@ class StockSending:
     """Sends as TorchRL's hook does: what a getter returns, what the collector has, or what a sender knows."""
 
     def __init__(
-        self, collector: Any, endpoint: Endpoint | None, getter: Callable[[], Any] | None, sender: Any
+        self,
+        collector: Any,
+        endpoint: Endpoint | None,
+        getter: Callable[[], Any] | None,
+        sender: Any,
     ) -> None:
         self.feeds = collector if sender is None else sender
         self._endpoint = endpoint
@@ -234,15 +242,23 @@ def _check_arguments(
 ) -> None:
     if sender is None and collector is None:
         what = "nothing to send to"
-        raise ConfigError(what, "UpdateWeights(collector=None, sender=None)", "pass a collector or a sender")
+        raise ConfigError(
+            what, "UpdateWeights(collector=None, sender=None)", "pass a collector or a sender"
+        )
     if sender is not None and (getter is not None or sync_map is not None):
         where = "UpdateWeights(sender=..., policy_weights_getter or weight_update_map)"
-        raise ConfigError("a sender knows its own weights", where, "leave out the getter and the map")
+        raise ConfigError(
+            "a sender knows its own weights", where, "leave out the getter and the map"
+        )
     if sync_map is not None and trainer is None:
         what = "the sources of a map are paths on a trainer"
-        raise ConfigError(what, "UpdateWeights(weight_update_map=..., trainer=None)", "pass trainer=")
+        raise ConfigError(
+            what, "UpdateWeights(weight_update_map=..., trainer=None)", "pass trainer="
+        )
     where = f"UpdateWeights(interval_unit={unit!r})"
     check_choice("interval unit", unit, ("batches", "optim_steps"), where)
     if unit == "optim_steps" and trainer is None:
         what = "optimizer steps are counted by a trainer"
-        raise ConfigError(what, "UpdateWeights(interval_unit='optim_steps', trainer=None)", "pass trainer=")
+        raise ConfigError(
+            what, "UpdateWeights(interval_unit='optim_steps', trainer=None)", "pass trainer="
+        )

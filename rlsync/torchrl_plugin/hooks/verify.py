@@ -118,8 +118,10 @@ class VerifySync(Logs):
         self.action = action
         self.timeout_s = timeout_s
         self.behaviour = behaviour
-        self.behaviour_held: int | None = None  #: the newest version whose outputs were compared, and held
-        self.behaviour_held_time_s: float | None = None  #: when that was seen, in seconds since the epoch
+        #: the newest version whose outputs were compared, and held
+        self.behaviour_held: int | None = None
+        #: when that was seen, in seconds since the epoch
+        self.behaviour_held_time_s: float | None = None
         self._compared: tuple[Judgement, ...] = ()
         self._rests_until = 0.0  #: no comparison begins before, if the time decides
         self.checks = 0
@@ -217,7 +219,9 @@ class VerifySync(Logs):
             metrics |= {"answered": self._found.answered, "whole": self._found.whole}
         if self._compared:
             metrics["outputs_held"] = sum(judged.held for judged in self._compared)
-            metrics["outputs_without_power"] = sum(len(judged.powerless) for judged in self._compared)
+            metrics["outputs_without_power"] = sum(
+                len(judged.powerless) for judged in self._compared
+            )
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

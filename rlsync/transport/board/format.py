@@ -64,7 +64,8 @@ _FIRST_NOTE_WORD = 3  # of a reader's line
 SLOT_LOCK = 1 << 40
 READER_LOCK = 1 << 41
 WRITER_LOCK = 1 << 42
-RANK_LOCK = 1 << 43  # one byte for each slot: held by ranks of the learner while they write their parts
+# one byte for each slot: held by ranks of the learner while they write their parts
+RANK_LOCK = 1 << 43
 
 _SLOT_BITS = 10
 
@@ -141,7 +142,9 @@ class BoardWatch:
 
     def _state(self, reader: int, pid: int) -> str:
         if self._file.fd < 0:
-            raise BoardClosed("this board was closed", f"looking for worker {reader}", "look before that")
+            raise BoardClosed(
+                "this board was closed", f"looking for worker {reader}", "look before that"
+            )
         if not self._file.is_locked(READER_LOCK + reader):
             return "dead"
         # Hidden (another PID namespace, hidepid): the lock alone shows that it lives.

@@ -35,7 +35,9 @@ class BoardHandle:
         file, words = mark.open(self.address, fmt.CONTROL_BYTES, "board")
         if words[fmt.GENERATION] < self.generation:
             file.close()
-            what = f"the board is of generation {words[fmt.GENERATION]}, older than {self.generation}"
+            what = (
+                f"the board is of generation {words[fmt.GENERATION]}, older than {self.generation}"
+            )
             cure = "attach to the board of the learner that runs now"
             raise BoardClosed(what, f"opening {self.address.path}", cure)
         return file, words
@@ -208,7 +210,9 @@ class BoardReader(Subscriber):
         if wanted is not None and not 0 <= wanted < fmt.MAX_READERS:
             self._file.close()
             what = f"a board has no line for worker {wanted}"
-            raise ConfigError(what, f"pid {os.getpid()}", f"number workers from 0 to {fmt.MAX_READERS - 1}")
+            raise ConfigError(
+                what, f"pid {os.getpid()}", f"number workers from 0 to {fmt.MAX_READERS - 1}"
+            )
         if wanted is None:
             candidates = range(fmt.MAX_READERS)
         else:

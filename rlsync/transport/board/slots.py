@@ -97,7 +97,9 @@ class BoardSlots:
         """Begin with slots of another layout, the first ones touched; PublishError: too many are leased."""
         self.retire()
         if self._free_line_count() < FIRST_SLOTS:
-            raise PublishError(f"all {fmt.MAX_SLOTS} slots are leased", "lay_out", "let workers adopt first")
+            raise PublishError(
+                f"all {fmt.MAX_SLOTS} slots are leased", "lay_out", "let workers adopt first"
+            )
         if self._now is not None:
             self._retiring.append(self._now)
             self.retire()
@@ -209,7 +211,8 @@ class SlotCopy:
     """Leaves on their way into a slot."""
 
     into: Sequence[Tensor]  #: the slot's leaves
-    tensors: Sequence[Tensor]  #: the learner's; kept here, or their memory would be reused while it is read
+    #: the learner's; kept here, or their memory would be reused while it is read
+    tensors: Sequence[Tensor]
     here: Sequence[int]  #: those that the host copies
     soon: Moment = NOTHING_QUEUED  #: what the learner may write to now was read by the accelerators
     late: Moment = NOTHING_QUEUED  #: all that they copy has arrived

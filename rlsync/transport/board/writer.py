@@ -85,7 +85,8 @@ class BoardWriter(BoardWatch, Transport):
         self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.WRITER_LOCK, exclusive=True)
         self._slots = BoardSlots(self._file, self._words, max_slots)
-        self._copier = ThreadPoolExecutor(1, "rlsync-publish")  # its thread starts when it is needed
+        # its thread starts when it is needed
+        self._copier = ThreadPoolExecutor(1, "rlsync-publish")
         self._copying: tuple[Future[None], Untouched] | None = None
         self._staging = Staging()
         self._fill: Fill | None = None

@@ -125,7 +125,9 @@ class RayTransport(Transport):
             self._refresh()
         newest = self.newest_stamp.version
         dead = self._actors.dead()
-        found = {status.reader: status for report in self._reports.values() for status in report.readers}
+        found = {
+            status.reader: status for report in self._reports.values() for status in report.readers
+        }
         self._known |= found
         # The mailbox forgets a node that is silent. Ray may take longer than that to say that it is dead.
         found |= {reader: self._known[reader] for reader in dead & self._known.keys()}
@@ -133,7 +135,9 @@ class RayTransport(Transport):
         return [replace(s, alive=False, state="dead") if s.reader in dead else s for s in lags]
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
-        await_adoption(self._status_now, version, timeout_s, readers, lambda: self.newest_stamp.version)
+        await_adoption(
+            self._status_now, version, timeout_s, readers, lambda: self.newest_stamp.version
+        )
 
     def await_arrival(self, timeout_s: float, readers: Iterable[int]) -> None:
         """Wait until the newest version is on the boards of ``readers``; see :meth:`wait`."""
@@ -191,7 +195,9 @@ class RayTransport(Transport):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise BoardClosed("this transport was closed", f"process {os.getpid()}", "make a new one")
+            raise BoardClosed(
+                "this transport was closed", f"process {os.getpid()}", "make a new one"
+            )
         if not ray.is_initialized():
             raise BoardClosed("Ray was shut down", "RayTransport", "publish before ray.shutdown()")
         failure = self.thread.failure
@@ -236,7 +242,9 @@ class SenderThread:
 
     def __init__(self, mailbox: Any, repeat_s: float) -> None:
         # An image stays in the object store while somebody has its address.
-        self.sender = Sender(lambda flat: ray.put(flat.numpy()), lambda address: None, self._post, repeat_s)
+        self.sender = Sender(
+            lambda flat: ray.put(flat.numpy()), lambda address: None, self._post, repeat_s
+        )
         self.layout: Layout | None = None
         self.newest: ImageBuffer | None = None  #: the newest version
         self.failure: BaseException | None = None  #: the error that has ended the thread
@@ -244,7 +252,8 @@ class SenderThread:
         self._question = Question()
         self._buffers: list[ImageBuffer] = []
         self._waiting: ImageBuffer | None = None  # the newest version, until the thread takes it
-        self._taken: ImageBuffer | None = None  # stays as it is until the next is taken: it may be put again
+        # stays as it is until the next is taken: it may be put again
+        self._taken: ImageBuffer | None = None
         self._posted: ray.ObjectRef | None = None
         self._closed = self._asks_now = False
         self._wake = threading.Condition()

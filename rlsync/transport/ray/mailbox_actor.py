@@ -30,7 +30,8 @@ class Question:
 class NodeReply:
     """What the mailbox answers to a node's request."""
 
-    message: Message | None  #: about a version that the node does not have; ``None`` if there is none
+    #: about a version that the node does not have; ``None`` if there is none
+    message: Message | None
     question: Question  #: the learner's last
     closed: bool  #: whether the learner has closed the transport
 
@@ -62,7 +63,12 @@ class MailboxActor:
         while True:
             message = self._box.ask(request, now_s := time.monotonic())
             news = self._news
-            if message is not None or self._question.number > asked or self._closed or now_s >= until_s:
+            if (
+                message is not None
+                or self._question.number > asked
+                or self._closed
+                or now_s >= until_s
+            ):
                 return NodeReply(message, self._question, self._closed)
             try:
                 await asyncio.wait_for(news.wait(), until_s - now_s)

@@ -29,7 +29,8 @@ from rlsync.transport.relay.mailbox import Message
 
 _LOOK_S = 0.05  #: how often a receiver looks at its board, and at whether it is to end
 
-_REPORT_AGAIN_S = 2.0  #: how often it repeats its report to the learner: the mailbox may have been killed
+#: how often it repeats its report to the learner: the mailbox may have been killed
+_REPORT_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,9 @@ class NodeReceiver:
         self.learner_died = False  #: whether the learner is gone and did not close the transport
         self.failure: BaseException | None = None  #: the error that has ended this receiver
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"rlsync-receiver-{self.node}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"rlsync-receiver-{self.node}", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -190,7 +193,9 @@ class NodeReceiver:
         if image.layout != self.board.layout:
             self.board.lay_out(image.layout)
         # A board with bounded slots may have no room for a moment; nothing is published then.
-        while self.board.publish(image.leaves, stamp=image.stamp) is None and not self._stop.is_set():
+        while (
+            self.board.publish(image.leaves, stamp=image.stamp) is None and not self._stop.is_set()
+        ):
             self._stop.wait(_LOOK_S)
 
     def _report(self) -> None:
@@ -212,7 +217,8 @@ def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-FIRST_VERSION_WITHIN_S = 120.0  #: how long a worker waits for its first version when it attaches, seconds
+#: how long a worker waits for its first version when it attaches, seconds
+FIRST_VERSION_WITHIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,11 @@ class Sender:
     repeat_s: float = 1.0
 
     def __post_init__(self) -> None:
-        self._kept: dict[ImageId, Any] = {}  # the address of each image, in the order in which they were put
+        # the address of each image, in the order in which they were put
+        self._kept: dict[ImageId, Any] = {}
         self._pulled: frozenset[ImageId] = frozenset()
-        self._replied: ImageId | None = None  # the image of the newest message that the mailbox has answered
+        # the image of the newest message that the mailbox has answered
+        self._replied: ImageId | None = None
         self._lost: ImageId | None = None
         self._count = 0
         self._image: Tensor | None = None

@@ -23,7 +23,8 @@ class Image:
 
     stamp: Stamp
     layout: Layout
-    leaves: list[Tensor]  #: one for each entry of the layout that owns its bytes; views of the flat image
+    #: one for each entry of the layout that owns its bytes; views of the flat image
+    leaves: list[Tensor]
 
 
 class ImageBuffer:
@@ -66,7 +67,9 @@ def unpack(flat: Tensor) -> Image:
         raise PublishError(what, f"{flat.numel():,} bytes from the store", cure)
     _, generation, version, json_bytes = flat[:_HEAD_BYTES].view(torch.int64).tolist()
     layout = Layout.from_json(bytes(flat[_HEAD_BYTES : _HEAD_BYTES + json_bytes].tolist()))
-    return Image(Stamp(generation, version), layout, layout.owned_views(flat[_leaves_at(json_bytes) :]))
+    return Image(
+        Stamp(generation, version), layout, layout.owned_views(flat[_leaves_at(json_bytes) :])
+    )
 
 
 def digest_in(flat: Tensor) -> int:

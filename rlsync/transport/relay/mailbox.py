@@ -76,7 +76,9 @@ class Mailbox:
     def ask(self, request: Request, now_s: float) -> Message | None:
         """The message, if it is newer than the node's version and not of an image that it could not get."""
         message = self.message
-        if message is not None and (message.stamp <= request.stamp or message.image_id == request.lost):
+        if message is not None and (
+            message.stamp <= request.stamp or message.image_id == request.lost
+        ):
             message = None
         pulls = None if message is None else message.image_id
         self._last[request.node] = request, now_s, pulls
@@ -102,4 +104,6 @@ class Mailbox:
         return None
 
     def _forget(self, now_s: float) -> None:
-        self._last = {node: last for node, last in self._last.items() if now_s - last[1] <= self.forget_s}
+        self._last = {
+            node: last for node, last in self._last.items() if now_s - last[1] <= self.forget_s
+        }

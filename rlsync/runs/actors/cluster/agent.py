@@ -51,11 +51,14 @@ class NodeAgent:
         self._workers: Supervisor | None = None
         self._turns = Turns()
         self._ordering = threading.Lock()
-        self._supervising = threading.Lock()  # supervisor and ring are used from one thread at a time
+        # supervisor and ring are used from one thread at a time
+        self._supervising = threading.Lock()
         self._orders = Orders(0, False, job.seeds, job.seed)
         self._ending = threading.Event()
         self._failed = False
-        threading.Thread(target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True).start()
+        threading.Thread(
+            target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True
+        ).start()
 
     def start(self, timeout_s: float) -> int:
         """Wait for a version, then start the workers; returns the process id. AdoptionTimeout, WorkerLost."""
@@ -67,7 +70,9 @@ class NodeAgent:
             cure = "look whether the node reaches the learner's node on all of Ray's ports"
             raise AdoptionTimeout(what, f"node {job.node}", cure) from self._receiver.failure
         logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
-        workers = WorkerJob(job.settings, self._ring.handle, self._board.handle, job.seed, tuple(logs.each))
+        workers = WorkerJob(
+            job.settings, self._ring.handle, self._board.handle, job.seed, tuple(logs.each)
+        )
         self._workers = start_workers(workers, self._ring)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
         return os.getpid()

@@ -50,7 +50,8 @@ class Arrivals:
         #: Where the rollouts come from that were taken since a batch began, in order.
         self.origins: list[Origin] = []
         self.closed = False
-        self.dropped: Callable[[TakenRollout], object] | None = None  # nodes drop nothing that was recorded
+        # nodes drop nothing that was recorded
+        self.dropped: Callable[[TakenRollout], object] | None = None
         #: Rollouts of older versions are left out.
         self.oldest_version = 0
 
@@ -130,13 +131,17 @@ class Arrivals:
         if not ready:
             ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
         served = {node_id: turn for turn, node_id in enumerate(self._turn, 1)}
-        return sorted((heads[ref] for ref in ready), key=lambda node: served.get(node.machine.node_id, 0))
+        return sorted(
+            (heads[ref] for ref in ready), key=lambda node: served.get(node.machine.node_id, 0)
+        )
 
     def _unpacked(self, node: Node, flat: Flat) -> TakenRollout | None:
         """It, in this process's memory; ``None`` if its version is too old."""
         slot = self._free.pop() if self._free else len(self._buffers)
         if slot == len(self._buffers):
-            self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8, device="cpu"))
+            self._buffers.append(
+                torch.empty(self._layout.image_bytes, dtype=torch.uint8, device="cpu")
+            )
         views = unpack(flat, self._layout, self._buffers[slot])
         node_id = node.machine.node_id
         self._turn = [*(other for other in self._turn if other != node_id), node_id]

@@ -39,7 +39,8 @@ from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.learner import RayTransport
 from rlsync.transport.ray.receiver import NodeReceiver
 
-_SEEDS_APART = 15_485_863  #: the seeds of a node's next agent lie this far from those of the agent before
+#: the seeds of a node's next agent lie this far from those of the agent before
+_SEEDS_APART = 15_485_863
 
 #: How long a batch may wait until every node says that it has the newest version, seconds. Rollouts of older
 #: ones are left out in any case.
@@ -121,7 +122,9 @@ class ClusterCollector(RolloutCollector):
             random_frames=random_frames,
             versions_file=versions_file,
         )
-        self.publisher.leaves_at = lambda name: Leaves(self.worker_player.modules[name], name).specs()
+        self.publisher.leaves_at = lambda name: Leaves(
+            self.worker_player.modules[name], name
+        ).specs()
         self.workers_per_node = workers_per_node
         self._placement = placement or Placement()
         self._starts: Counter[int] = Counter()  # by seat
@@ -167,11 +170,16 @@ class ClusterCollector(RolloutCollector):
 
     def status(self) -> ClusterStatus:
         """The nodes and their workers, as they said last."""
-        told = {name: (it.stamp.version, tuple(it.readers)) for name, it in self._transport.nodes.items()}
+        told = {
+            name: (it.stamp.version, tuple(it.readers))
+            for name, it in self._transport.nodes.items()
+        }
         nodes = tuple(NodeStatus(name, *told.get(name, (0, ()))) for name in map(str, self.nodes))
         lost = self.tally.lost
         rollouts_lost = self.tally.rollouts_lost
-        return ClusterStatus(os.getpid(), time.time(), self.policy_version, nodes, lost, rollouts_lost)
+        return ClusterStatus(
+            os.getpid(), time.time(), self.policy_version, nodes, lost, rollouts_lost
+        )
 
     def board_here(self) -> BoardHandle:
         """A board of this machine that gets every version as a node does; see :class:`BoardHere`."""
@@ -225,7 +233,9 @@ class ClusterCollector(RolloutCollector):
         newest = self._transport.newest_stamp
         while time.monotonic() < until_s:
             reports = self._transport.nodes
-            if all(name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)):
+            if all(
+                name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)
+            ):
                 return
             time.sleep(_LOOK_S)
 

@@ -65,7 +65,10 @@ class Turns:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._next != number:
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and self._next != number:
+                if (
+                    not self._changed.wait(max(0.0, deadline - time.monotonic()))
+                    and self._next != number
+                ):
                     what = f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next"
                     cure = "look what holds that call up; the learner ends this agent and starts another one"
                     raise PublishError(what, "a node's agent", cure)

@@ -42,7 +42,10 @@ class Machine:
 def living_machines() -> list[Machine]:
     return [
         Machine(
-            node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"], dict(node["Resources"])
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["NodeManagerHostname"],
+            dict(node["Resources"]),
         )
         for node in ray.nodes()
         if node["Alive"]
@@ -133,7 +136,8 @@ def family_of(pid: int) -> list[int]:
             command = ""
         else:
             command = " ".join(agent.cmdline())
-        if not command or "NodeAgent" in command:  # one that dies has none; a number may be given again
+        # one that dies has none; a number may be given again
+        if not command or "NodeAgent" in command:
             return [pid, *(child.pid for child in agent.children(recursive=True))]
     return []
 
@@ -145,7 +149,10 @@ def kill_family(family: list[int]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
         until_s = time.monotonic() + within_s
-        while {process_state(member) for member in family} - {None, "dead"} and time.monotonic() < until_s:
+        while {process_state(member) for member in family} - {
+            None,
+            "dead",
+        } and time.monotonic() < until_s:
             time.sleep(0.01)
 
 

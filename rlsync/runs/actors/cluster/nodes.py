@@ -36,7 +36,8 @@ class Placement:
     # what an agent takes of Ray's resources, by name; a node that has less gets none
     resources: Mapping[str, float] = field(default_factory=dict)
     min_nodes: int = 1  # there must be so many before the first batch
-    credits: int = 2  # rollouts of a node that may be on their way, or wait for the learner, at once
+    # rollouts of a node that may be on their way, or wait for the learner, at once
+    credits: int = 2
     # of an agent that was lost, on its node, while the node lives
     restarts: Restarts = field(default_factory=Restarts)
     node_timeout_s: float = 30.0  # an agent that gives no answer for so long is killed
@@ -45,7 +46,9 @@ class Placement:
     def __post_init__(self) -> None:
         least = min(self.min_nodes, self.credits)
         if least < 1 or min(self.node_timeout_s, self.start_timeout_s) <= 0:
-            raise ConfigError("a number is too small", str(self), "give at least one node, credit and second")
+            raise ConfigError(
+                "a number is too small", str(self), "give at least one node, credit and second"
+            )
 
     def takes(self, resources: Mapping[str, float]) -> bool:
         return all(resources.get(name, 0.0) >= amount for name, amount in self.resources.items())
@@ -145,7 +148,9 @@ class Nodes:
         return before != self.tally.lost + self.tally.restarted + len(self._by_id)
 
     def silent(self, timeout_s: float) -> AdoptionTimeout:
-        nodes = ", ".join(f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self)
+        nodes = ", ".join(
+            f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self
+        )
         what = f"no rollout came for {timeout_s:g} s from {nodes or 'any node'}"
         cure = "look at these nodes' workers; if a rollout takes that long, give a longer silent_timeout_s"
         return AdoptionTimeout(what, "collecting rollouts", cure)
@@ -165,11 +170,14 @@ class Nodes:
         self._asked_ray_at_s = now = time.monotonic()
         try:
             check_reachable(self._gcs)
-        except ConfigError as error:  # Ray's own calls would block for a minute, and then end this process
+        # Ray's own calls would block for a minute, and then end this process
+        except ConfigError as error:
             if now - self._gcs_seen_at_s < _GCS_BACK_WITHIN_S:
                 return
             cure = "start the cluster again, then resume the run"
-            raise WorkerLost(f"Ray's GCS is gone: {error.what}", "collecting rollouts", cure) from error
+            raise WorkerLost(
+                f"Ray's GCS is gone: {error.what}", "collecting rollouts", cure
+            ) from error
         self._gcs_seen_at_s = now
         living = {machine.node_id: machine for machine in living_machines()}
         due = self._pauses.due

@@ -25,7 +25,11 @@ ADDRESS_KEY = "cluster.address"  #: where errors say that an address stands
 
 #: A Ray that is started here. By itself it gives its processes, and so the workers, a low priority (nice 15):
 #: beside a learner on the same machine they would hardly act.
-_OWN_RAY = {"address": "local", "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+_OWN_RAY = {
+    "address": "local",
+    "include_dashboard": False,
+    "_system_config": {"worker_niceness": 0},
+}
 
 
 class Session:
@@ -107,7 +111,9 @@ def check_reachable(address: str) -> None:
     except OSError as error:
         what = f"nothing answers at {address}: {error}"
         where = f"{ADDRESS_KEY}={address}"
-        cure = "look whether the cluster runs (ray status, on its head node), or a firewall is between"
+        cure = (
+            "look whether the cluster runs (ray status, on its head node), or a firewall is between"
+        )
         raise ConfigError(what, where, cure) from error
 
 
@@ -154,7 +160,9 @@ class ClusterStatus:
     def read(cls, file: Path) -> ClusterStatus:
         fields: dict[str, Any] = json.loads(file.read_text())
         nodes = tuple(
-            NodeStatus(it["node"], it["version"], tuple(ReaderStatus(**worker) for worker in it["workers"]))
+            NodeStatus(
+                it["node"], it["version"], tuple(ReaderStatus(**worker) for worker in it["workers"])
+            )
             for it in fields.pop("nodes")
         )
         return cls(nodes=nodes, **fields)

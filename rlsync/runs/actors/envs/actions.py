@@ -166,4 +166,6 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
 
 def unusable_actions(space: object, name: str) -> ConfigError:
     what = f"{name} takes actions of {space}"
-    return ConfigError(what, "environment", "wrap it so that an action is one of n, or a vector of numbers")
+    return ConfigError(
+        what, "environment", "wrap it so that an action is one of n, or a vector of numbers"
+    )

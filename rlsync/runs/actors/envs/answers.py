@@ -40,7 +40,9 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
         self._shape = self._form.shape
         self._dtype = self._form.dtype
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
         return self._form.reset(self.env.reset(seed=seed, options=options))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -114,7 +116,9 @@ class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1
         except (TypeError, IndexError, KeyError):
             self._form.refuse("step", "info['final_obs']", _shown(finals), promise, cure)
         if isinstance(answered, np.ndarray) and np.shares_memory(np.asarray(last), answered):
-            self._form.refuse("step", "info['final_obs']", "the array of the next observation", promise, cure)
+            self._form.refuse(
+                "step", "info['final_obs']", "the array of the next observation", promise, cure
+            )
         return self._one.observation(last, "step", "final observation")
 
 

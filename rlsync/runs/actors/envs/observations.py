@@ -31,7 +31,8 @@ class Observations:
     shape: tuple[int, ...]  #: of one of them
     dtype: torch.dtype = torch.float32
     channels_last: bool = False  #: whether the environment gives them so
-    why_neither: str = ""  #: why they are neither vectors nor pictures; empty: they are one of these
+    #: why they are neither vectors nor pictures; empty: they are one of these
+    why_neither: str = ""
 
     @property
     def are_pictures(self) -> bool:

@@ -12,7 +12,12 @@ from torch import Tensor
 from torchrl.data import Bounded, Categorical, OneHot
 from torchrl.envs import EnvBase, SerialEnv
 
-from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions, unusable_actions
+from rlsync.runs.actors.envs.actions import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    unusable_actions,
+)
 from rlsync.runs.actors.envs.vectors import Envs, EnvStep
 
 
@@ -50,7 +55,9 @@ class SerialEnvs(Envs):
         done = answer.get("done").view(-1)
         terminated = answer.get("terminated").view(-1)
         truncated = done & ~terminated
-        last, seen = (held.get(self._key).to(self.observation_dtype) for held in (answer, self._now))
+        last, seen = (
+            held.get(self._key).to(self.observation_dtype) for held in (answer, self._now)
+        )
         hidden = done if self.keeps_last else truncated
         finals = [(env, last[env]) for env in hidden.nonzero().view(-1).tolist()]
         reward = answer.get("reward").view(-1)
@@ -62,7 +69,9 @@ class SerialEnvs(Envs):
 
 def _actions_of(spec: Any) -> ActionSpec:
     # Not of several choices at once, whose spec is a class below OneHot, or a stack of these.
-    if (type(spec) is OneHot and len(spec.shape) == 1) or (type(spec) is Categorical and not spec.shape):
+    if (type(spec) is OneHot and len(spec.shape) == 1) or (
+        type(spec) is Categorical and not spec.shape
+    ):
         return DiscreteActions(int(spec.space.n))
     if spec.dtype.is_floating_point and len(spec.shape) == 1:
         low = ()

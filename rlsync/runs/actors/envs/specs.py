@@ -41,7 +41,8 @@ class GymnasiumEnvs:
     """
 
     id: str  #: the id
-    options: Mapping[str, Any] = field(default_factory=dict)  #: keyword arguments for the environment
+    #: keyword arguments for the environment
+    options: Mapping[str, Any] = field(default_factory=dict)
     #: True uses the id's own vector environment; False steps one environment after the other. A vector
     #: environment that does not reset in the step that ends an episode is refused. Those of ale-py do so with
     #: ``options={"autoreset_mode": "SameStep"}``. Those that gymnasium ships do not, and take no such option.
@@ -67,7 +68,8 @@ class GymnasiumEnvs:
         Raises:
             ConfigError: it is told how to reset, which is an option of some vector environments.
         """
-        options = {"disable_env_checker": True, **self.options}  # it looks at the first answers only
+        # it looks at the first answers only
+        options = {"disable_env_checker": True, **self.options}
         wrappers = options.pop("wrappers", ())
         env = self._one(options)
         for wrap in wrappers:
@@ -109,7 +111,8 @@ class RenderedEnvs(GymnasiumEnvs):
     img_width: int = 64
     # the part that is seen: (top, bottom, left, right) in pixels of the rendering; empty: all
     crop: tuple[int, ...] = ()
-    frameskip: int = 1  # steps for each action; their rewards are added up, and the last one is drawn
+    # steps for each action; their rewards are added up, and the last one is drawn
+    frameskip: int = 1
 
     def envs(self, num_envs: int) -> Envs:
         return ListedEnvs(self.make, num_envs, self.id)
@@ -123,7 +126,9 @@ class RenderedEnvs(GymnasiumEnvs):
             return self._small(AddRenderObservation(env, render_only=True))
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             cure = "pip install 'rlsync[video]', which has pygame, or what the first line names"
-            raise ConfigError(f"{self.id!r} cannot be drawn: {first_line(error)}", "env.id", cure) from error
+            raise ConfigError(
+                f"{self.id!r} cannot be drawn: {first_line(error)}", "env.id", cure
+            ) from error
 
     def _drawn(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         options["render_mode"] = "rgb_array"
@@ -149,10 +154,14 @@ class RenderedEnvs(GymnasiumEnvs):
         if not (0 <= top < bottom <= drawn[0] and 0 <= left < right <= drawn[1]):
             picture = f"a picture of {drawn[0]} rows, {drawn[1]} columns"
             cure = "give [top,bottom,left,right] within the picture, or [] for all of it"
-            raise ConfigError(f"the crop {list(self.crop)} is no part of {picture}", "env.crop", cure)
+            raise ConfigError(
+                f"the crop {list(self.crop)} is no part of {picture}", "env.crop", cure
+            )
         size = (self.img_height, self.img_width)
         box = Box(0, 255, (3, *size), np.uint8)
-        return TransformObservation(env, lambda picture: shrunk(picture[top:bottom, left:right], size), box)
+        return TransformObservation(
+            env, lambda picture: shrunk(picture[top:bottom, left:right], size), box
+        )
 
     def _no_picture(self, why: str) -> ConfigError:
         cure = "give an environment that renders, like CartPole-v1, or observe it as it is: env=gymnasium"
@@ -193,13 +202,16 @@ class AtariEnvs:
     #: Probability that a frame of the game repeats the last action ("sticky actions").
     repeat_action_probability: float = 0.0
     full_action_space: bool = False  #: all 18 actions instead of the game's own
-    max_episode_frames: int = 108_000  #: a game is truncated after this many frames; a step has ``frameskip``
+    #: a game is truncated after this many frames; a step has ``frameskip``
+    max_episode_frames: int = 108_000
     threads: int = 1  #: how many threads step the copies of one vector environment
     #: More arguments of ``ale_py.vector_env.AtariVectorEnv``; they win over the others here.
     options: Mapping[str, Any] = field(default_factory=dict)
     frameskip: int = 4  #: frames of the game in one step
-    maxpool: bool = True  #: a picture is the maximum of the last two frames of a step, against flicker
-    noop_max: int = 30  #: a game begins with a random number of frames without an action, at most this many
+    #: a picture is the maximum of the last two frames of a step, against flicker
+    maxpool: bool = True
+    #: a game begins with a random number of frames without an action, at most this many
+    noop_max: int = 30
     use_fire_reset: bool = True  #: a game that waits for FIRE begins with it
     #: The learner's episode ends, as terminated, when a life is lost. The game goes on, and reported returns
     #: and lengths are those of whole games.
@@ -232,7 +244,8 @@ class TorchRLEnvs:
         'observation'
     """
 
-    make: Callable[[], EnvBase]  #: makes one without a batch size; picklable where workers are spawned
+    #: makes one without a batch size; picklable where workers are spawned
+    make: Callable[[], EnvBase]
     observation: str = "observation"  #: the key of what the player sees
 
 
@@ -264,7 +277,9 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
     """
     match spec:
         case AtariEnvs():
-            envs: Envs = AleEnvs(spec.game, num_envs, spec.ale_options(), spec.life_loss_ends_episode)
+            envs: Envs = AleEnvs(
+                spec.game, num_envs, spec.ale_options(), spec.life_loss_ends_episode
+            )
         case TorchRLEnvs():
             from rlsync.runs.actors.envs.serial import SerialEnvs
 

@@ -129,7 +129,9 @@ class ListedEnvs(SpacedEnvs):
             for env in self.envs:
                 if (env.observation_space, env.action_space) != (self._space, first.action_space):
                     what = f"two environments {name!r} that are made alike have different spaces"
-                    raise ConfigError(what, "environment", "let its spaces depend on its arguments alone")
+                    raise ConfigError(
+                        what, "environment", "let its spaces depend on its arguments alone"
+                    )
             super().__init__(num_envs, self._space, first.action_space, name)
         except ConfigError:
             self.close()
@@ -203,7 +205,9 @@ class VectorEnvs(SpacedEnvs):
             cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
             raise ConfigError(what, "environment", cure)
         try:
-            super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space, name)
+            super().__init__(
+                envs.num_envs, envs.single_observation_space, envs.single_action_space, name
+            )
         except ConfigError:
             envs.close()
             raise
@@ -226,7 +230,9 @@ class VectorEnvs(SpacedEnvs):
     def _observed(self, array: Any) -> Tensor:
         return self.observations.seen(array)
 
-    def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
+    def _answer(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> EnvStep:
         ended = terminated | truncated
         hidden: Iterable[int] = ()
         if ended.any():
@@ -240,16 +246,24 @@ class AleEnvs(VectorEnvs):
     """A game on ale-py's threads; ``life_loss_ends_episode`` reports lost lives as ends, and games go on."""
 
     def __init__(
-        self, game: str, num_envs: int, options: Mapping[str, Any], life_loss_ends_episode: bool = False
+        self,
+        game: str,
+        num_envs: int,
+        options: Mapping[str, Any],
+        life_loss_ends_episode: bool = False,
     ) -> None:
         try:
             from ale_py import roms, vector_env
         except ImportError as error:
             what = "ale-py is not installed"
-            raise ConfigError(what, f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'") from error
+            raise ConfigError(
+                what, f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'"
+            ) from error
         games = roms.get_all_rom_ids()
         if game not in games:
-            cure = did_you_mean(nearest_name(game, games)) + "write it in snake_case: space_invaders"
+            cure = (
+                did_you_mean(nearest_name(game, games)) + "write it in snake_case: space_invaders"
+            )
             raise ConfigError(f"ale-py has no game {game!r}", "AtariEnvs(game=...)", cure)
         self.ale = vector_env.AtariVectorEnv(
             game, num_envs, **options, autoreset_mode=AutoresetMode.SAME_STEP
@@ -271,7 +285,9 @@ class AleEnvs(VectorEnvs):
     def recv(self) -> EnvStep:
         return self._answer(*self.ale.recv())
 
-    def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
+    def _answer(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> EnvStep:
         answer = super()._answer(observation, reward, terminated, truncated, info)
         if not self._life_loss_ends_episode:
             return answer

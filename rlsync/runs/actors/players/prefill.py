@@ -44,7 +44,9 @@ class PrefilledPlayer(Player):
         self.player = player
         self.prefill = Prefill()
         self.keeps_last = player.keeps_last
-        self._uniform = UniformPlayer(player.actions, player.observation_shape, player.observation_dtype)
+        self._uniform = UniformPlayer(
+            player.actions, player.observation_shape, player.observation_dtype
+        )
         super().__init__(
             {**player.modules, PREFILL: self.prefill},
             player.actions,
@@ -53,7 +55,9 @@ class PrefilledPlayer(Player):
             player.records,
         )
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         return self.player.begin(num_envs, generator, worker, num_workers)
 
     def adopted(self, state: State, version: int) -> State:
@@ -63,7 +67,12 @@ class PrefilledPlayer(Player):
         return self.player.by_weights()
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         acted = self.player.act(observation, is_init, reward, state, generator)
         if not self.prefill.random:

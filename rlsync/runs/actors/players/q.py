@@ -49,7 +49,9 @@ class EpsilonLadder:
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1 or self.alpha < 0:
             what = f"no ladder has epsilon {self.epsilon:g} and alpha {self.alpha:g}"
-            raise ConfigError(what, "EpsilonLadder", "give an epsilon from 0 to 1, and an alpha of 0 or more")
+            raise ConfigError(
+                what, "EpsilonLadder", "give an epsilon from 0 to 1, and an alpha of 0 or more"
+            )
 
     def of(self, worker: int, num_workers: int) -> float:
         """The probability that a worker takes a random action.
@@ -117,14 +119,21 @@ class EpsilonGreedyPlayer(Player):
             records = []
         super().__init__(modules, actions, observation_shape, observation_dtype, records)
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         if self._greedy:
             return {}
         exponent = self.ladder.exponent(worker, num_workers)
         return {_EXPONENT: torch.full((num_envs,), exponent, device="cpu")}
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         values = self.network(observation)
         largest, greedy = values.max(-1)
@@ -159,6 +168,8 @@ class EpsilonGreedyPlayer(Player):
         device = greedy.device
         count = len(greedy)
         epsilon = self.ladder.epsilon if self._rate is None else self._rate.eps
-        explores = torch.rand(count, generator=generator, device=device) < epsilon ** state[_EXPONENT]
+        explores = (
+            torch.rand(count, generator=generator, device=device) < epsilon ** state[_EXPONENT]
+        )
         random = torch.randint(self._choices, (count,), generator=generator, device=device)
         return torch.where(explores, random, greedy)

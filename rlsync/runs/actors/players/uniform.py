@@ -47,17 +47,26 @@ class UniformPlayer(Player):
         super().__init__({}, actions, observation_shape, observation_dtype, records)
         self._log_prob = _log_density(actions)
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         return {}
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         count = len(observation)
         actions = self.actions
         device = observation.device
         if isinstance(actions, BoxActions):
-            low, high = (torch.tensor(bound, device=device) for bound in (actions.low, actions.high))
+            low, high = (
+                torch.tensor(bound, device=device) for bound in (actions.low, actions.high)
+            )
             drawn = torch.rand(count, actions.size, generator=generator, device=device)
             action = low + (high - low) * drawn
         else:

@@ -38,7 +38,9 @@ class MixCounts:
         return self.own + self.foreign
 
     def __add__(self, other: MixCounts) -> MixCounts:
-        return MixCounts(self.online + other.online, self.own + other.own, self.foreign + other.foreign)
+        return MixCounts(
+            self.online + other.online, self.own + other.own, self.foreign + other.foreign
+        )
 
 
 class ReplayMix:
@@ -84,7 +86,12 @@ class ReplayMix:
     """
 
     def __init__(
-        self, replay: UnrollReplay | SharedReplay, replay_ratio: float, *, min_steps: int = 1, agent: int = 0
+        self,
+        replay: UnrollReplay | SharedReplay,
+        replay_ratio: float,
+        *,
+        min_steps: int = 1,
+        agent: int = 0,
     ) -> None:
         if not 0 <= replay_ratio < math.inf:
             what = f"the replay ratio cannot be {replay_ratio!r}"
@@ -97,7 +104,8 @@ class ReplayMix:
         self.min_steps = min_steps
         self.last = MixCounts()
         self.total = MixCounts()
-        self.taught: Counter[int] = Counter()  #: unrolls that were learned from, by the agent that made them
+        #: unrolls that were learned from, by the agent that made them
+        self.taught: Counter[int] = Counter()
         # Exactly as it is written: 0.1 is a tenth, not the nearest binary fraction.
         self._ratio = Fraction(str(replay_ratio))
         self._online = 0  # since the replay held min_steps
@@ -143,7 +151,8 @@ class ReplayMix:
         self._online = state_dict["online"]
         self._replayed = state_dict["replayed"]
         self.total = MixCounts(*state_dict["total"])
-        self.taught = Counter(dict(state_dict.get("taught", ())))  # of runs before it was counted: none
+        # of runs before it was counted: none
+        self.taught = Counter(dict(state_dict.get("taught", ())))
 
     def _draw(self, unrolls: int) -> Drawn | None:
         if self.replay.steps < self.min_steps and not self.replay.full:

@@ -67,7 +67,9 @@ def made_replay(
         raise ConfigError(what, "recipe.replay.capacity_steps", cure)
     size = PAGE_BYTES + whole_pages(blocks * _LINE_BYTES) + blocks * layout.image_bytes
     if size > max_bytes:
-        what = f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
+        what = (
+            f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
+        )
         raise ConfigError(what, "recipe.replay.max_bytes", f"give {size}, or fewer capacity_steps")
     file = SharedFile.create("rlsync-replay")
     file.allocate(0, size)
@@ -100,11 +102,17 @@ class SharedReplay:
         self._numbers, self._agents, self._makers = lines.T
         images = memory[images_at:].view(blocks, layout.image_bytes)
         self._columns = {  # each leaf of all blocks, in their memory
-            leaf.name: images[:, at : at + leaf.payload_bytes].view(leaf.dtype).view(blocks, *leaf.shape)
+            leaf.name: images[:, at : at + leaf.payload_bytes]
+            .view(leaf.dtype)
+            .view(blocks, *leaf.shape)
             for leaf, at in ((entry.leaf, entry.offset) for entry in layout.entries)
         }
         self._finals = {name: self._columns.pop(name) for name in (*keys.FINAL, keys.FINAL_COUNT)}
-        for name in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH, *(r.name for r in records if r.beside)):
+        for name in (
+            keys.EPISODE_RETURN,
+            keys.EPISODE_LENGTH,
+            *(r.name for r in records if r.beside),
+        ):
             del self._columns[name]
         self._envs = self._columns[keys.REWARD].shape[2]
         self._in_block = self._columns[keys.REWARD][0].numel()
@@ -135,7 +143,9 @@ class SharedReplay:
         """Draw this many unrolls, each uniformly from all that are held; ConfigError if none is."""
         if unrolls < 1 or not self.steps:
             what = f"{unrolls} unrolls cannot be drawn from {self.steps} steps"
-            raise ConfigError(what, "SharedReplay.draw", "extend the replay first, and ask for one or more")
+            raise ConfigError(
+                what, "SharedReplay.draw", "extend the replay first, and ask for one or more"
+            )
         rollouts: list[dict[str, Tensor]] = []
         makers: list[tuple[int, int]] = []
         while len(rollouts) < unrolls:
@@ -182,10 +192,14 @@ class SharedReplay:
             column[block] = batch.get(name).narrow(int(name in timed), first, self._envs)
         self._finals[keys.FINAL_COUNT][block] = 0
         if keys.FINAL_INDEX in batch:
-            index, observations = (batch.get(name) for name in (keys.FINAL_INDEX, keys.FINAL_OBSERVATION))
+            index, observations = (
+                batch.get(name) for name in (keys.FINAL_INDEX, keys.FINAL_OBSERVATION)
+            )
             mine = index[:, 1] // self._envs == number
             count = int(mine.sum())
-            self._finals[keys.FINAL_INDEX][block, :count] = index[mine] - index.new_tensor([0, first])
+            self._finals[keys.FINAL_INDEX][block, :count] = index[mine] - index.new_tensor(
+                [0, first]
+            )
             self._finals[keys.FINAL_OBSERVATION][block, :count] = observations[mine]
             self._finals[keys.FINAL_COUNT][block] = count
 

@@ -20,7 +20,8 @@ from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.player import Record
 
-_Form = dict[str, tuple[tuple[int, ...], torch.dtype]]  #: by column: the shape in one row, and the dtype
+#: by column: the shape in one row, and the dtype
+_Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
 _TIME = "time"  #: the step that a final observation followed
 # Columns of a stored unroll in addition to those of the contract.
 _AGENT = "_agent"
@@ -124,7 +125,10 @@ class UnrollReplay:
             ConfigError: keys, shapes or dtypes are not those of what is held, or unrolls are replayed ones.
         """
         rows, finals, count = _to_rows(batch, self.records)
-        form = {str(key): (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in sorted(rows.items())}
+        form = {
+            str(key): (tuple(tensor.shape[1:]), tensor.dtype)
+            for key, tensor in sorted(rows.items())
+        }
         with self._lock:
             if not self._form:
                 self._begin(form)
@@ -150,7 +154,9 @@ class UnrollReplay:
                 what = f"{unrolls} unrolls cannot be drawn from {len(self)}"
                 cure = "extend the replay first, and ask for one or more"
                 raise ConfigError(what, "UnrollReplay.draw", cure)
-            return self._read(torch.randint(len(self), (unrolls,), generator=self.generator, device="cpu"))
+            return self._read(
+                torch.randint(len(self), (unrolls,), generator=self.generator, device="cpu")
+            )
 
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
         """The unrolls from old to new, the agents that made them, and the state of the random draws.
@@ -162,7 +168,9 @@ class UnrollReplay:
         with self._lock:
             state: dict[str, Any] = {"generator": self.generator.get_state()}
             if contents and len(self):
-                state["contents"], state["agent"] = self._read(torch.arange(len(self), device="cpu"))[:2]
+                state["contents"], state["agent"] = self._read(
+                    torch.arange(len(self), device="cpu")
+                )[:2]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -178,8 +186,12 @@ class UnrollReplay:
         """
         unknown = sorted(set(state_dict) - set(_STATE_KEYS))
         if unknown or "generator" not in state_dict:
-            what = f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}"
-            raise ConfigError(what, "UnrollReplay.load_state_dict", "give what state_dict() returned")
+            what = (
+                f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}"
+            )
+            raise ConfigError(
+                what, "UnrollReplay.load_state_dict", "give what state_dict() returned"
+            )
         self._first = self._unrolls.written
         self.full = False
         if "contents" in state_dict:
@@ -243,7 +255,9 @@ class RowStore:
         self.written = self.written + len(rows)
         kept = rows[-self.capacity :]
         if len(kept):
-            numbers = torch.arange(max(before, self.written - self.capacity), self.written, device="cpu")
+            numbers = torch.arange(
+                max(before, self.written - self.capacity), self.written, device="cpu"
+            )
             self._storage.set(numbers % self.capacity, kept)
 
     def take(self, numbers: Tensor) -> TensorDict:
@@ -252,7 +266,9 @@ class RowStore:
         return rows
 
 
-def _to_rows(batch: TensorDictBase, records: Sequence[Record]) -> tuple[TensorDict, TensorDict, Tensor]:
+def _to_rows(
+    batch: TensorDictBase, records: Sequence[Record]
+) -> tuple[TensorDict, TensorDict, Tensor]:
     """Copies on the CPU: B unrolls as rows, final observations by unroll, and how many each has, [B]."""
     known = keys.known_keys(records)
     timed = keys.timed_keys(records)

@@ -154,7 +154,8 @@ class RingCounters:
     taken: int  #: rollouts that the learner ever took
     worker_wait_s: float  #: of all workers together, for a free slot or their version
     learner_wait_s: float  #: for a full one
-    dropped: int = 0  #: rollouts dropped because no slot was free, or the learner found them too old
+    #: rollouts dropped because no slot was free, or the learner found them too old
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,10 +67,14 @@ class RolloutRing:
     mostly empty last. ConfigError if a number is out of range, or ``when_full`` is none of the above.
     """
 
-    def __init__(self, layout: Layout, slots: int, writers: int, when_full: WhenFull = "block") -> None:
+    def __init__(
+        self, layout: Layout, slots: int, writers: int, when_full: WhenFull = "block"
+    ) -> None:
         _check_range("slots", slots, fmt.MAX_SLOTS)
         _check_range("writers", writers, fmt.MAX_WRITERS)
-        check_choice("policy for a full ring", when_full, get_args(WhenFull), f"when_full={when_full!r}")
+        check_choice(
+            "policy for a full ring", when_full, get_args(WhenFull), f"when_full={when_full!r}"
+        )
         self._when_full: WhenFull = when_full
         self._layout = layout
         self._slot_count = slots
@@ -84,7 +88,8 @@ class RolloutRing:
         self._file.try_lock(fmt.LEARNER_LOCK, exclusive=True)
         self._images = RolloutImages(self._file, self._layout, slots)
         self._held: dict[int, TakenRollout] = {}  # by slot
-        self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that it drops
+        #: is told of each that it drops
+        self.dropped: Callable[[TakenRollout], object] | None = None
 
     @property
     def handle(self) -> RingHandle:
@@ -140,7 +145,8 @@ class RolloutRing:
         """Free the slot, whose views must not be read after that; a second call does nothing."""
         if self._held.get(taken.slot) is taken and not self.closed:
             if self._when_full == "drop_oldest":
-                self._drop_oldest()  # while writers wait: the slot that is freed now would hide that
+                # while writers wait: the slot that is freed now would hide that
+                self._drop_oldest()
             del self._held[taken.slot]
             self._words[fmt.slot_line(taken.slot) + fmt.SLOT_STATE] = RolloutState.FREE
             self._file.unlock(fmt.SLOT_LOCK + taken.slot)
@@ -184,7 +190,8 @@ class RolloutRing:
             alive=self._file.is_locked(fmt.WRITER_LOCK + writer),
             ready=bool(words[line + fmt.WRITER_READY]),
             written=words[line + fmt.WRITER_WRITTEN],
-            heartbeat_age_s=max(0, time.monotonic_ns() - words[line + fmt.WRITER_HEARTBEAT_NS]) / 1e9,
+            heartbeat_age_s=max(0, time.monotonic_ns() - words[line + fmt.WRITER_HEARTBEAT_NS])
+            / 1e9,
             last_words=text.decode(errors="replace"),
         )
 
@@ -197,12 +204,15 @@ class RolloutRing:
         self._images.forget()
 
     def __del__(self) -> None:
-        if "dropped" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
+        # constructed, and Python is not shutting down
+        if "dropped" in self.__dict__ and os is not None:
             self.close()
 
     def _check_open(self) -> None:
         if self.closed:
-            raise BoardClosed("this rollout ring was closed", f"process {os.getpid()}", "make a new one")
+            raise BoardClosed(
+                "this rollout ring was closed", f"process {os.getpid()}", "make a new one"
+            )
 
     def _try_take(self) -> TakenRollout | None:
         passed: set[int] = set()  # writers with a completed rollout that cannot be locked now
@@ -223,7 +233,10 @@ class RolloutRing:
     def _drop_oldest(self) -> None:
         """If writers wait, free the full slot that was filled first, unless it is the only one."""
         states = set(map(self._state, range(self._slot_count)))
-        if not states <= {RolloutState.FULL, RolloutState.READING} or len(order := self._in_order()) < 2:
+        if (
+            not states <= {RolloutState.FULL, RolloutState.READING}
+            or len(order := self._in_order()) < 2
+        ):
             return
         slot = order[0][1]
         if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
@@ -244,8 +257,12 @@ class RolloutRing:
     def _in_slot(self, slot: int) -> TakenRollout:
         line = fmt.slot_line(slot)
         words = self._words
-        writer, number, life = (words[line + w] for w in (fmt.SLOT_WRITER, fmt.SLOT_NUMBER, fmt.SLOT_LIFE))
-        return TakenRollout(slot, writer, number, self._images.views(slot), self._images.image(slot), life)
+        writer, number, life = (
+            words[line + w] for w in (fmt.SLOT_WRITER, fmt.SLOT_NUMBER, fmt.SLOT_LIFE)
+        )
+        return TakenRollout(
+            slot, writer, number, self._images.views(slot), self._images.image(slot), life
+        )
 
     def _count(self, slot: int) -> None:
         """Count a full slot on its writer's line, if a killed writer has not; before a successor starts."""

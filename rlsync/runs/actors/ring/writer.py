@@ -26,7 +26,9 @@ class RingWriter:
     def __init__(self, handle: RingHandle, writer: int, life: int = 0) -> None:
         if not 0 <= writer < handle.writers:
             what = f"the ring has no line for worker {writer}"
-            raise ConfigError(what, f"pid {os.getpid()}", f"number workers from 0 to {handle.writers - 1}")
+            raise ConfigError(
+                what, f"pid {os.getpid()}", f"number workers from 0 to {handle.writers - 1}"
+            )
         self._file, self._words = handle.open()
         if not self._file.claim(fmt.WRITER_LOCK + writer):
             self._file.close()
@@ -146,7 +148,9 @@ class RingWriter:
             return False
         for slot in self._slots:
             state = fmt.slot_line(slot) + fmt.SLOT_STATE
-            if not self._is_open(state) or not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+            if not self._is_open(state) or not self._file.try_lock(
+                fmt.SLOT_LOCK + slot, exclusive=True
+            ):
                 continue
             # Only under the lock the state holds: another writer may have filled the slot meanwhile.
             if self._is_open(state):

@@ -96,8 +96,12 @@ class OpenLoop:
     run: Path | None  # gets the sequence
 
     def __post_init__(self) -> None:
-        parts = [part for part in self.world_model.modules() if isinstance(part, TensorDictModuleBase)]
-        (self._decoder,) = [part for part in parts if list(part.out_keys) == [("next", "reco_pixels")]]
+        parts = [
+            part for part in self.world_model.modules() if isinstance(part, TensorDictModuleBase)
+        ]
+        (self._decoder,) = [
+            part for part in parts if list(part.out_keys) == [("next", "reco_pixels")]
+        ]
         self._next = self.config.every_frames
 
     def register(self, trainer: Trainer) -> None:
@@ -117,7 +121,14 @@ class OpenLoop:
         drawn = each.ndim > 2
         spread = (each.var(0).mean() if drawn else each.var(0)).sqrt().clamp_min(1e-6)
         ahead = slice(self.config.seen, None)
-        error = ((imagined - real[:, ahead]) / spread).square().transpose(0, 1).flatten(1).mean(1).sqrt()
+        error = (
+            ((imagined - real[:, ahead]) / spread)
+            .square()
+            .transpose(0, 1)
+            .flatten(1)
+            .mean(1)
+            .sqrt()
+        )
         still = (real[:, -1] - real[:, self.config.seen - 1]) / spread
         if self.run is not None:
             write = _draw if drawn else _write
@@ -154,7 +165,9 @@ def _write(run: Path, frames: int, real: Tensor, imagined: Tensor) -> None:
         lines = csv.writer(file)
         if begins:
             lines.writerow(["frames", "step", "number", "real", "imagined"])
-        for step, (was, expected) in enumerate(zip(real.tolist(), imagined.tolist(), strict=True), 1):
+        for step, (was, expected) in enumerate(
+            zip(real.tolist(), imagined.tolist(), strict=True), 1
+        ):
             for number, pair in enumerate(zip(was, expected, strict=True)):
                 lines.writerow([frames, step, number, *(f"{value:.6g}" for value in pair)])
 
@@ -166,5 +179,6 @@ def _draw(run: Path, frames: int, real: Tensor, imagined: Tensor) -> None:
     folder = run / IMAGINED_PICTURES
     folder.mkdir(exist_ok=True)
     both = torch.stack([real, imagined]).clamp(0, 1).mul(255).round().to(torch.uint8)
-    shown = both.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # [2 x height, rows x width, channels]
+    # [2 x height, rows x width, channels]
+    shown = both.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
     Image.fromarray(shown.numpy()).save(folder / f"frames_{frames:08d}.png")

@@ -39,7 +39,9 @@ class DreamerConfig(ReplayConfig):
     #: Learning rate of Adam, for the world model. Default: for networks of this size; larger ones need a
     #: smaller one.
     lr: float = bounds.learning_rate(1e-3)
-    anneal_lr: bool = bounds.kept(False, "the checkpoint has a schedule of the learning rate, or has none")
+    anneal_lr: bool = bounds.kept(
+        False, "the checkpoint has a schedule of the learning rate, or has none"
+    )
     gamma: float = bounds.in_buffer(bounds.fraction(0.997), "gamma")
     #: How much of a return is imagined rewards, and how much the critic's opinion: 1 is rewards alone.
     gae_lambda: float = bounds.in_buffer(bounds.fraction(0.95), "lmbda")
@@ -94,12 +96,18 @@ class DreamerConfig(ReplayConfig):
         needed = {"recipe.pace.prefill": (self.sequence_length, "recipe.sequence_length", "")}
         if self.open_loop.every_frames:
             looked_at = self.open_loop.seen + self.open_loop.ahead
-            needed["recipe.open_loop"] = (looked_at, "seen + ahead", ", or recipe.open_loop.every_frames=0")
+            needed["recipe.open_loop"] = (
+                looked_at,
+                "seen + ahead",
+                ", or recipe.open_loop.every_frames=0",
+            )
         for key, (frames, name, otherwise) in needed.items():
             if self.pace.prefill < frames * streams:
                 prefill = f"a prefill of {self.pace.prefill} frames from {streams} environments"
                 cure = f"give recipe.pace.prefill={frames * streams} or more{otherwise}"
-                yield ConfigError(f"{prefill} has no sequence of {frames} frames ({name})", key, cure)
+                yield ConfigError(
+                    f"{prefill} has no sequence of {frames} frames ({name})", key, cure
+                )
 
 
 @dataclass

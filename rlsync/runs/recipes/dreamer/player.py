@@ -68,7 +68,8 @@ class WorldModelPlayer(Player):
     """
 
     keeps_last = True
-    draws: Callable[..., Tensor]  #: torch.rand or torch.randn: the random numbers that :meth:`seen` is given
+    #: torch.rand or torch.randn: the random numbers that :meth:`seen` is given
+    draws: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -94,9 +95,11 @@ class WorldModelPlayer(Player):
         )
         acting: Any = network.player.module
         self.parts: list[Any] = list(acting)  #: TorchRL's, in order
-        self.widths = dict(zip((STATE, BELIEF), widths, strict=True))  #: of what the model makes in each step
+        #: of what the model makes in each step
+        self.widths = dict(zip((STATE, BELIEF), widths, strict=True))
         self.deterministic = deterministic
-        self.soft = False  #: probabilities take the place of what is drawn by them; see :meth:`by_weights`
+        #: probabilities take the place of what is drawn by them; see :meth:`by_weights`
+        self.soft = False
         self._on_adoption = on_adoption
         self._window = window
         self._noise = noise
@@ -115,8 +118,12 @@ class WorldModelPlayer(Player):
     def chosen(self, state: Tensor, belief: Tensor, generator: Generator) -> Tensor:
         """The actions ``[N, actions]``, one-hot or numbers; if :attr:`deterministic` the likeliest ones."""
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
-        begun = {key: torch.zeros(num_envs, width, device="cpu") for key, width in self._carried.items()}
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
+        begun = {
+            key: torch.zeros(num_envs, width, device="cpu") for key, width in self._carried.items()
+        }
         if self._on_adoption is None:
             return begun
         none = torch.full((num_envs,), NO_VERSION, device="cpu")
@@ -144,19 +151,30 @@ class WorldModelPlayer(Player):
         if self._on_adoption == "reset":
             return state | {STATE_VERSION: made_by.masked_fill(stale, NO_VERSION)}
         again = self._recomputed(state)
-        made = {key: torch.where(stale.unsqueeze(-1), again[key], state[key]) for key in self._carried}
+        made = {
+            key: torch.where(stale.unsqueeze(-1), again[key], state[key]) for key in self._carried
+        }
         return state | made | {STATE_VERSION: made_by.masked_fill(stale, version)}
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
-        source: dict[str, Generator] = {} if torch.compiler.is_exporting() else {"generator": generator}
+        source: dict[str, Generator] = (
+            {} if torch.compiler.is_exporting() else {"generator": generator}
+        )
         begins = is_init
         if self._on_adoption is not None:
             made_by = state[STATE_VERSION].masked_fill(is_init, NO_VERSION)
             begins = made_by == NO_VERSION
         # Not len(observation): torch.export would take the number of environments for a constant.
-        noise = self.draws((observation.shape[0], *self._noise), device=observation.device, **source)
+        noise = self.draws(
+            (observation.shape[0], *self._noise), device=observation.device, **source
+        )
         made, belief = self._seen(observation, state, begins, noise)
         action = self.chosen(made, belief, generator)
         after = {STATE: made, BELIEF: belief, PREVIOUS_ACTION: action}
@@ -225,7 +243,9 @@ class WorldModelPlayer(Player):
         return again
 
 
-def squashed(loc: Tensor, scale: Tensor | None, actions: BoxActions, generator: Generator) -> Tensor:
+def squashed(
+    loc: Tensor, scale: Tensor | None, actions: BoxActions, generator: Generator
+) -> Tensor:
     """What torchrl.modules.TanhNormal draws within the bounds, or without a scale its squashed mean."""
     low, high = bounds_of(actions, loc)
     if scale is not None:

@@ -45,7 +45,9 @@ class Streams:
     def numbered(self, batch: TensorDictBase, rollouts: Sequence[RolloutId]) -> TensorDictBase:
         """Transitions ``[B, T]``, as many of each rollout, with streams and numbers of rows."""
         begins = batch.get("is_init").reshape(batch.shape).to("cpu", torch.int64)
-        parts = [self._part(*each) for each in zip(rollouts, begins.chunk(len(rollouts)), strict=True)]
+        parts = [
+            self._part(*each) for each in zip(rollouts, begins.chunk(len(rollouts)), strict=True)
+        ]
         stream, row = (torch.cat(each).unsqueeze(-1) for each in zip(*parts, strict=True))
         after = batch.get("next").copy().update({STREAM: stream, ROW: row})
         # Where an episode begins the number before is that of its first row.
@@ -69,7 +71,10 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
     frames = batch.reshape(-1)
     after = frames.get("next")
     flags = {name: after.get(name).reshape(-1, 1) for name in ("done", "terminated")}
-    brought = {"observation": after.get("observation"), "reward": after.get("reward").reshape(-1, 1)}
+    brought = {
+        "observation": after.get("observation"),
+        "reward": after.get("reward").reshape(-1, 1),
+    }
     steps = TensorDict(
         {
             "action": frames.get("action").to(torch.float32),

@@ -59,7 +59,8 @@ def build(run: parts.Run[DreamerV1Config]) -> Trainer:
     return trainer
 
 
-_PICTURE = "picture"  #: TorchRL's loss sums its errors over the last three dimensions, those of a picture
+#: TorchRL's loss sums its errors over the last three dimensions, those of a picture
+_PICTURE = "picture"
 
 
 class DreamerV1Loss(LossModule):
@@ -84,13 +85,17 @@ class DreamerV1Loss(LossModule):
         sample["next", _PICTURE] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
         sample["next", "reward"] = sample["next", "reward"] * self.reward_scale
         losses, posterior = self.model_loss(sample)
-        actor_losses, imagined = self.actor_loss(posterior["next"].select("state", "belief").reshape(-1))
+        actor_losses, imagined = self.actor_loss(
+            posterior["next"].select("state", "belief").reshape(-1)
+        )
         value_losses, _ = self.value_loss(imagined)
         found = TensorDict({name: loss.squeeze() for name, loss in losses.items()})
         return found.update(actor_losses).update(value_losses / 2)
 
 
-def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.device = CPU) -> DreamerV1Loss:
+def make_loss(
+    recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.device = CPU
+) -> DreamerV1Loss:
     """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
     cells = recipe.cells
     belief = recipe.belief
@@ -105,7 +110,8 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
     posterior = modules.RSSMPosterior(cells, state, rnn_hidden_dim=belief, obs_embed_dim=cells)
     reward = net(features, 1)
     value = net(features, 1)
-    decoder = net(features, spaces.features).append(nn.Unflatten(-1, (1, 1, spaces.features)))  # as a picture
+    # as a picture
+    decoder = net(features, spaces.features).append(nn.Unflatten(-1, (1, 1, spaces.features)))
     world_model = modules.WorldModelWrapper(
         TensorDictSequential(
             TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
@@ -128,20 +134,26 @@ def make_loss(recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.devic
     model_loss = DreamerModelLoss(
         world_model,
         lambda_kl=recipe.kl_scale,
-        lambda_reco=0.5,  # with the square of an error: what a normal distribution of deviation 1 loses
+        # with the square of an error: what a normal distribution of deviation 1 loses
+        lambda_reco=0.5,
         lambda_reward=0.5,
         free_nats=recipe.free_nats,
         delayed_clamp=True,  # the paper's mean is over all rows, and only then cut
     )
     model_loss.set_keys(pixels=_PICTURE)
-    transition = TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "state", "belief"])
+    transition = TensorDictModule(
+        prior, ["state", "belief", "action"], ["_", "_", "state", "belief"]
+    )
     rewards = TensorDictModule(reward, IMAGINED, ["reward"])
     imagined = imagined_env(transition, rewards, state, recipe, spaces)
     critic = TensorDictModule(value, IMAGINED, ["state_value"])
     actor = make_actor(recipe, spaces)
     with torch.no_grad():
         device = next(actor.parameters()).device
-        zeros = {name: torch.zeros(1, n, device=device) for name, n in (("state", state), ("belief", belief))}
+        zeros = {
+            name: torch.zeros(1, n, device=device)
+            for name, n in (("state", state), ("belief", belief))
+        }
         actor(TensorDict(zeros, [1]))
     actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
     # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
@@ -178,7 +190,9 @@ class DreamerV1Player(WorldModelPlayer):
     ) -> tuple[Tensor, Tensor]:
         encoder, posterior, *_, model = self.parts
         prior = model.module
-        moved = prior.action_state_projector(torch.cat([before[STATE], before[PREVIOUS_ACTION]], -1))
+        moved = prior.action_state_projector(
+            torch.cat([before[STATE], before[PREVIOUS_ACTION]], -1)
+        )
         belief = prior.rnn(moved, before[BELIEF]).masked_fill(begins, 0.0)
         _, _, state = posterior.module(belief, encoder.module(observation), noise)
         return state, belief
@@ -207,7 +221,8 @@ def make_actor(recipe: DreamerV1Config, spaces: parts.Spaces) -> ProbabilisticTe
             ["loc", "scale"],
             ["action"],
             distribution_class=modules.TanhNormal,
-            distribution_kwargs={"low": low, "high": high, "tanh_loc": True},  # or the mean leaves the range
+            # or the mean leaves the range
+            distribution_kwargs={"low": low, "high": high, "tanh_loc": True},
         ),
     )
 

@@ -18,7 +18,12 @@ from tensordict.nn import (
 )
 from torch import Generator, Tensor, nn
 from torchrl import modules
-from torchrl.objectives import DreamerV3ActorLoss, DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
+from torchrl.objectives import (
+    DreamerV3ActorLoss,
+    DreamerV3Loss,
+    DreamerV3ModelLoss,
+    DreamerV3ValueLoss,
+)
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
@@ -37,7 +42,12 @@ from rlsync.runs.recipes.dreamer.player import (
     squashed,
 )
 from rlsync.runs.recipes.dreamer.sequences import IMAGINED, REPLAYED
-from rlsync.runs.recipes.dreamer.v3_update import action_features, drawn_state, next_belief, pure_update
+from rlsync.runs.recipes.dreamer.v3_update import (
+    action_features,
+    drawn_state,
+    next_belief,
+    pure_update,
+)
 from rlsync.runs.recipes.spaces import Spaces
 from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
 
@@ -180,7 +190,9 @@ class DreamerV3Player(WorldModelPlayer):
 
     draws = staticmethod(torch.rand)
 
-    def __init__(self, network: ActingNetwork, recipe: DreamerV3Config, spaces: Spaces, **how: Any) -> None:
+    def __init__(
+        self, network: ActingNetwork, recipe: DreamerV3Config, spaces: Spaces, **how: Any
+    ) -> None:
         widths = recipe.categoricals * recipe.classes, recipe.belief
         super().__init__(network, spaces, noise=(recipe.categoricals,), widths=widths, **how)
 
@@ -213,21 +225,31 @@ class DreamerV3Player(WorldModelPlayer):
         return nn.functional.one_hot(choice, self.actions.n).to(state.dtype)
 
 
-def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
+def make_eyes(
+    recipe: DreamerV3Config, spaces: Spaces, features: int
+) -> tuple[nn.Module, int, nn.Module]:
     """Encoder, width of its output, decoder. Pictures stay uint8 until TorchRL's own encoder and loss."""
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
-        return encoder, recipe.cells, SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
+        return (
+            encoder,
+            recipe.cells,
+            SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0),
+        )
     eye = modules.DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
     decoder = modules.DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
     return eye, eye.output_features(spaces.picture), decoder
 
 
-def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> ProbabilisticTensorDictSequential:
+def make_actor(
+    recipe: DreamerV3Config, spaces: Spaces, features: int
+) -> ProbabilisticTensorDictSequential:
     """What chooses an action from a state: one of n, or numbers within their bounds."""
     if spaces.discrete:
         sizes = {"depth": recipe.depth, "num_cells": recipe.cells}
-        return modules.DreamerV3DiscreteActor(features, spaces.actions, unimix=recipe.unimix, **sizes)
+        return modules.DreamerV3DiscreteActor(
+            features, spaces.actions, unimix=recipe.unimix, **sizes
+        )
     low, high = spaces.bounds()
     net = modules.DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)
     spread = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=0.1)

@@ -23,10 +23,14 @@ from torchrl.trainers.algorithms import DreamerV3Optimizer
 from rlsync.runs.recipes import pure
 
 
-def pure_update(loss: DreamerV3Loss, optimizer: DreamerV3Optimizer, target: SoftUpdate) -> pure.Update:
+def pure_update(
+    loss: DreamerV3Loss, optimizer: DreamerV3Optimizer, target: SoftUpdate
+) -> pure.Update:
     """The update as a function of tensors: equations 4 to 11 of arXiv 2301.04104."""
     keys = ("state", "belief", "action", "is_init", "next")
-    return pure.Update((loss,), (pure.Phase(optimizer, _Losses(loss), clips=False),), keys, after=target.step)
+    return pure.Update(
+        (loss,), (pure.Phase(optimizer, _Losses(loss), clips=False),), keys, after=target.step
+    )
 
 
 class _Losses:
@@ -35,8 +39,11 @@ class _Losses:
         self.actor = loss.actor_loss
         self.critic = loss.value_loss
         encoder, rollout, *heads = loss.model_loss.world_model.module
-        model = TensorDictSequential(encoder, RSSMUnroll(rollout.rssm_prior, rollout.rssm_posterior), *heads)
-        self.model = copy.copy(loss.model_loss)  # which has the same parameters, and is no part of the loss
+        model = TensorDictSequential(
+            encoder, RSSMUnroll(rollout.rssm_prior, rollout.rssm_posterior), *heads
+        )
+        # which has the same parameters, and is no part of the loss
+        self.model = copy.copy(loss.model_loss)
         self.model._modules = {**self.model._modules, "world_model": model}
         self.prior = rollout.rssm_prior.module
         _, self.reward, self.mean, self.ends = (head.module for head in heads)
@@ -52,8 +59,13 @@ class _Losses:
         again["next"] = b["next"]
         horizon = self.loss.continuation_horizon
         lmbda = self.loss.lmbda
-        missed = self.critic.replay_value_loss(again, horizon=horizon, lmbda=lmbda)["loss_replay_value"]
-        found |= {"loss_replay_value": self.loss.replay_value_loss_weight * missed, "replay_value": missed}
+        missed = self.critic.replay_value_loss(again, horizon=horizon, lmbda=lmbda)[
+            "loss_replay_value"
+        ]
+        found |= {
+            "loss_replay_value": self.loss.replay_value_loss_weight * missed,
+            "replay_value": missed,
+        }
         return {name: loss.squeeze() for name, loss in losses.items()} | found
 
     def of_imagined(self, state: Tensor, belief: Tensor) -> tuple[Tensor, pure.Found]:
@@ -152,11 +164,15 @@ class RSSMUnroll(RSSMRolloutV3):
         of_belief, of_seen = first.weight.tensor_split([prior.rnn_hidden_dim], 1)
         of_seen = linear(seen, of_seen, first.bias).unbind(1)
         # The first of two is for a state of the prior, which TorchRL draws and throws away.
-        uniform = torch.rand(len(of_seen), 2, len(seen), prior.num_categoricals, device=seen.device)[:, 1]
+        uniform = torch.rand(
+            len(of_seen), 2, len(seen), prior.num_categoricals, device=seen.device
+        )[:, 1]
         state = tensordict["state"][:, 0]
         belief = tensordict["belief"][:, 0]
         steps = []
-        for keep, of_action, share, draw in zip(kept.unbind(1), of_actions, of_seen, uniform, strict=True):
+        for keep, of_action, share, draw in zip(
+            kept.unbind(1), of_actions, of_seen, uniform, strict=True
+        ):
             belief = next_belief(prior.rnn, state * keep, belief * keep, of_action)
             logits = last(activation(norm(torch.addmm(share, belief, of_belief.T))))
             state = drawn_state(posterior, logits, draw)
@@ -176,7 +192,9 @@ def action_features(prior: Any, action: Tensor) -> Tensor:
 
 def next_belief(rnn: Any, state: Tensor, belief: Tensor, of_action: Tensor) -> Tensor:
     blocks, norm, activation = rnn.hidden_layers
-    x = torch.cat([belief, rnn.belief_projection(belief), rnn.state_projection(state), of_action], -1)
+    x = torch.cat(
+        [belief, rnn.belief_projection(belief), rnn.state_projection(state), of_action], -1
+    )
     x = activation(norm(torch.addmm(blocks.bias, x, blocks.weight[0])))
     reset, candidate, update = torch.addmm(rnn.gates.bias, x, rnn.gates.weight[0]).chunk(3, -1)
     return torch.lerp(belief, (reset.sigmoid() * candidate).tanh(), (update - 1).sigmoid())

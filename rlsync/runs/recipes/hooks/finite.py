@@ -105,7 +105,9 @@ class StopIfNotFinite(RegistersItself):
         # The optimizer's own count outlives a resume.
         made = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
         step = max(made, default=self._steps - 1) + 1
-        return NotFinite(what, f"optimizer step {step}, after {trainer.collected_frames:,} frames", cure)
+        return NotFinite(
+            what, f"optimizer step {step}, after {trainer.collected_frames:,} frames", cure
+        )
 
 
 class _LastLosses:
@@ -121,7 +123,9 @@ class _LastLosses:
         """Keep what methods of the loss module return, too: forward hooks do not see them."""
 
         @in_place_of(trainer, "compute_loss")
-        def compute_loss(trainer: Trainer, sub_batch: TensorDictBase, method: str | None = None) -> object:
+        def compute_loss(
+            trainer: Trainer, sub_batch: TensorDictBase, method: str | None = None
+        ) -> object:
             returned = type(trainer).compute_loss(trainer, sub_batch, method)
             match returned:
                 case (Tensor() as loss, *_) if method is not None:
@@ -166,7 +170,11 @@ class _LastLosses:
             if not isinstance(total, Tensor) or not total.requires_grad:
                 return []
             grads = torch.autograd.grad(total, params, allow_unused=True)
-        return [p for p, grad in zip(params, grads, strict=True) if grad is not None and not all_finite(grad)]
+        return [
+            p
+            for p, grad in zip(params, grads, strict=True)
+            if grad is not None and not all_finite(grad)
+        ]
 
     def _under(self, prefix: str) -> dict[str, Tensor]:
         if self._returned is None:

@@ -47,14 +47,16 @@ class Waits(NamedTuple):
 
     seconds: float  # since counting began
     learner_s: float  # the learner for frames
-    workers_s: float | None = None  # all workers together for the learner; None: the collector cannot tell
+    # all workers together for the learner; None: the collector cannot tell
+    workers_s: float | None = None
     dropped: int | None = None  # rollouts, because no worker may wait; None where none can be
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     learner_busy: float  # fraction of the time in which the learner was not waiting for frames
-    workers_waited: float | None = None  # of the workers' time; None where the collector cannot tell
+    # of the workers' time; None where the collector cannot tell
+    workers_waited: float | None = None
     more_frames: str | None = None  # the override with which workers make more frames
 
     def __str__(self) -> str:
@@ -98,7 +100,8 @@ class StalenessHistogram(RegistersItself, Reader):
         self.sync = sync
         self.counts: Counter[int] = Counter()  #: consumed steps by age, up to the last report
         self._file = file
-        self._consumed: dict[int, list[Tensor]] = {}  # stamps since the last report, by the learner's version
+        # stamps since the last report, by the learner's version
+        self._consumed: dict[int, list[Tensor]] = {}
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         if (stamps := batch.get(STAMP, None)) is not None:
@@ -112,11 +115,16 @@ class StalenessHistogram(RegistersItself, Reader):
         self._consumed = {}
         ages: Counter[int] = Counter()
         for newest, stamps in consumed.items():
-            ages += counts_by_age(torch.cat([part.flatten() for part in stamps]), self.sync.ledger, newest)
+            ages += counts_by_age(
+                torch.cat([part.flatten() for part in stamps]), self.sync.ledger, newest
+            )
         if not ages:
             return None
         self.counts.update(ages)
-        return {"sync/staleness_versions": sum(age * count for age, count in ages.items()) / ages.total()}
+        return {
+            "sync/staleness_versions": sum(age * count for age, count in ages.items())
+            / ages.total()
+        }
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
@@ -130,7 +138,9 @@ class StalenessHistogram(RegistersItself, Reader):
         self.report()
         if self._file is not None:
             with self._file.open("w", newline="") as file:
-                csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
+                csv.writer(file).writerows(
+                    [("staleness_versions", "steps"), *sorted(self.counts.items())]
+                )
 
     def state_dict(self) -> dict[str, Any]:
         self.write()
@@ -176,7 +186,8 @@ class StatisticsHook(RegistersItself, InSummary):
         self._adoption_ms: deque[float] = deque(maxlen=_NEWEST)
         self._published_s: dict[int, float] = {}  # of the newest versions
         self._adopted: dict[int, int] = {}  # by each worker, when the last batch arrived
-        self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)  # no frames have been made with these yet
+        # no frames have been made with these yet
+        self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)
         self._trainer: Trainer | None = None
         self._made: Counter[int] = Counter()  # frames of each worker
 
@@ -185,7 +196,9 @@ class StatisticsHook(RegistersItself, InSummary):
         self._trainer = trainer
         if isinstance(trainer.collector, MultiAsyncCollector):
             # Its batches do not tell who made them.
-            around_arrivals(trainer.collector, lambda worker, new: self._made.update({worker: new.numel()}))
+            around_arrivals(
+                trainer.collector, lambda worker, new: self._made.update({worker: new.numel()})
+            )
         trainer.register_op("setup", self._begin)
         trainer.register_op("batch_process", partial(self._arrived, trainer.collector))
         trainer.register_op("post_steps_log", self._done)
@@ -276,7 +289,8 @@ class StatisticsHook(RegistersItself, InSummary):
     def _count_makers(self, collector: BaseCollector, batch: TensorDictBase) -> None:
         if isinstance(collector, MultiAsyncCollector):
             return  # counted as they arrive
-        of_rollouts = isinstance(collector, RolloutCollector)  # an element of a batch is a whole rollout
+        # an element of a batch is a whole rollout
+        of_rollouts = isinstance(collector, RolloutCollector)
         if of_rollouts:
             makers = collector.last_workers
         else:
@@ -320,7 +334,9 @@ class StatisticsHook(RegistersItself, InSummary):
 
     def _count_receipts(self) -> None:
         # The newest are the last: older ones were counted, and are not looked at again.
-        new = list(takewhile(lambda r: r.version > self._seen or r.coalesced, reversed(self.sync.receipts)))
+        new = list(
+            takewhile(lambda r: r.version > self._seen or r.coalesced, reversed(self.sync.receipts))
+        )
         for receipt in [r for r in reversed(new) if r.version > self._seen and not r.coalesced]:
             self._seen = receipt.version
             self._published_bytes += receipt.copied_bytes

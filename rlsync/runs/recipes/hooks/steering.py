@@ -191,7 +191,10 @@ class MixReplayed(TrainerHookBase):
         trainer.register_module(name, self)
 
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
-        counts = {"replay/steps": self.mix.replay.steps, "replay/replayed_unrolls": self.mix.total.replayed}
+        counts = {
+            "replay/steps": self.mix.replay.steps,
+            "replay/replayed_unrolls": self.mix.total.replayed,
+        }
         if self.mix.total.foreign:
             by_agent = sorted(self.mix.taught.items())
         else:
@@ -200,7 +203,10 @@ class MixReplayed(TrainerHookBase):
 
     def state_dict(self) -> dict[str, Any]:
         """The counts behind the ratio, the random state of the draws, and the unrolls if they are kept."""
-        return {"mix": self.mix.state_dict(), "replay": self.mix.replay.state_dict(self.keep_contents)}
+        return {
+            "mix": self.mix.state_dict(),
+            "replay": self.mix.replay.state_dict(self.keep_contents),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.mix.load_state_dict(state_dict["mix"])

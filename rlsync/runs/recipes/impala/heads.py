@@ -90,7 +90,9 @@ class PolicyHead(ABC):
         """
 
     @abstractmethod
-    def kl_implied(self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar) -> Tensor:
+    def kl_implied(
+        self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar
+    ) -> Tensor:
         """KL(params || q), [...], in nats; q is the policy whose value V-trace estimates.
 
         That is ``q = min(rho_bar * other, params)``, normalised.
@@ -154,7 +156,9 @@ class Categorical(PolicyHead):
         theirs = _log_probs(other)
         return (ours.exp() * (ours - theirs)).sum(-1)
 
-    def kl_implied(self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar) -> Tensor:
+    def kl_implied(
+        self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar
+    ) -> Tensor:
         ours = _log_probs(params)
         theirs = _log_probs(other)
         implied = torch.minimum(ours, theirs + math.log(rho_bar)).log_softmax(-1)
@@ -224,7 +228,9 @@ class DiagonalGaussian(PolicyHead):
         wider = log_scale - other_log_scale
         return (0.5 * ((2 * wider).exp() + shift.square() - 1) - wider).sum(-1)
 
-    def kl_implied(self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar) -> Tensor:
+    def kl_implied(
+        self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar
+    ) -> Tensor:
         what = "the implied policy of two Gaussians has no closed form"
         raise ConfigError(what, "TrustRegion(reference='implied')", "use reference='mu'")
 

@@ -91,12 +91,16 @@ def make_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Seq
         cure = "resize them to 84 x 84, or take the torso 'mlp' on vectors"
         raise ConfigError(what, f"observation shape {list(shape)}", cure) from error
     # The last ReLU comes after Flatten: before it, its backward pass would mix memory formats and be slow.
-    return nn.Sequential(*convolutions, nn.Flatten(), nn.ReLU(inplace=True), *_dense(flat, hidden, nn.ReLU))
+    return nn.Sequential(
+        *convolutions, nn.Flatten(), nn.ReLU(inplace=True), *_dense(flat, hidden, nn.ReLU)
+    )
 
 
 def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None:
     if name not in TORSOS:
-        raise ConfigError(f"there is no torso {name!r}", "torso", f"give one of {', '.join(TORSOS)}")
+        raise ConfigError(
+            f"there is no torso {name!r}", "torso", f"give one of {', '.join(TORSOS)}"
+        )
     dims = 1 if name == "mlp" else 3
     if len(shape) != dims:
         if dims == 1:
@@ -104,14 +108,18 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
         else:
             takes = "pixels [channels, height, width]"
         cure = "give 'mlp' for vectors, 'shallow' or 'deep' for pixels"
-        raise ConfigError(f"the torso {name!r} takes {takes}", f"observation shape {list(shape)}", cure)
+        raise ConfigError(
+            f"the torso {name!r} takes {takes}", f"observation shape {list(shape)}", cure
+        )
     if not hidden or min(hidden) < 1:
         what = f"a torso cannot have layers of widths {list(hidden)}"
         raise ConfigError(what, "hidden", "give one width or more, above zero")
 
 
 def _shallow(channels: int) -> list[nn.Module]:
-    convolutions = [nn.Conv2d(*sizes) for sizes in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3))]
+    convolutions = [
+        nn.Conv2d(*sizes) for sizes in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3))
+    ]
     layers: list[nn.Module] = []
     for convolution in convolutions:
         nn.init.orthogonal_(convolution.weight, 2**0.5)

@@ -70,7 +70,8 @@ class ImpalaLoss(LossModule):
         region = settings.trust_region
         if region is not None and region.reference == "implied":
             nothing = torch.zeros(actor_network.head.width)
-            actor_network.head.kl_implied(nothing, nothing)  # some heads refuse: it has no closed form
+            # some heads refuse: it has no closed form
+            actor_network.head.kl_implied(nothing, nothing)
         self.actor_network = actor_network
         self.settings = settings
         self.entropy_coeff = settings.entropy_coeff
@@ -118,7 +119,9 @@ class ImpalaLoss(LossModule):
         seen = self._unrolled(tensordict, self._finals(tensordict, index))
         params = seen.params[:-1]
         log_prob, entropy = head.score(params, tensordict.get(keys.ACTION))
-        log_prob, values, behaviour = wide(log_prob, seen.value, tensordict.get(keys.BEHAVIOUR_LOG_PROB))
+        log_prob, values, behaviour = wide(
+            log_prob, seen.value, tensordict.get(keys.BEHAVIOUR_LOG_PROB)
+        )
         log_rho = log_prob.detach() - behaviour
         trust, logged = _trust(params.detach(), tensordict, head, settings)
         reward = tensordict.get(keys.REWARD)
@@ -207,7 +210,8 @@ def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
 
 #: The diagnostics of every loss.
 DIAGNOSTICS = ("mean_rho", "clipped_fraction", "entropy", "explained_variance", "mean_value_target")
-TRUST_DIAGNOSTICS = ("kl", "rejected_fraction")  #: further diagnostics where there is a trust region
+#: further diagnostics where there is a trust region
+TRUST_DIAGNOSTICS = ("kl", "rejected_fraction")
 
 
 def _trust(

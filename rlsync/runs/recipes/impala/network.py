@@ -113,7 +113,9 @@ class ImpalaNet(nn.Module):
         widths = _HIDDEN.get(torso, ()) if hidden is None else tuple(hidden)
         for name, given, least in (("lstm", lstm, 0), ("torso_threads", torso_threads, 1)):
             if given < least:
-                raise ConfigError(f"a network cannot have {name}={given}", name, f"give {least} or more")
+                raise ConfigError(
+                    f"a network cannot have {name}={given}", name, f"give {least} or more"
+                )
         self.observation_shape = tuple(observation_shape)
         self.head = head
         self.takes_last_action = last_action
@@ -122,7 +124,9 @@ class ImpalaNet(nn.Module):
         self.torso_threads = torso_threads
         self.torso = make_torso(torso, self.observation_shape, widths)
         if normalize and torso == "mlp":
-            raise ConfigError("only pixels are normalised", "normalize", "leave it false for vectors")
+            raise ConfigError(
+                "only pixels are normalised", "normalize", "leave it false for vectors"
+            )
         if torso == "mlp":
             self.pixels = None
         else:
@@ -182,7 +186,9 @@ class ImpalaNet(nn.Module):
             ConfigError: the network takes a last action or reward, and none is given.
         """
         params, value, after = self.lean_step(observation, is_init, state, last_action, last_reward)
-        return Stepped(params, value, self.initial_state(observation.shape[0]) if after is None else after)
+        return Stepped(
+            params, value, self.initial_state(observation.shape[0]) if after is None else after
+        )
 
     def lean_step(
         self,
@@ -246,7 +252,9 @@ class ImpalaNet(nn.Module):
                 features, states = self.lstm(features, is_init, state)
             params = self.policy(features)
             value = self.value(features).squeeze(-1)
-        return Unrolled(params, value, None if finals is None else self._final_value(finals, states))
+        return Unrolled(
+            params, value, None if finals is None else self._final_value(finals, states)
+        )
 
     @torch.no_grad()
     def _final_value(self, finals: Finals, states: Tensor | None) -> Tensor:
@@ -255,7 +263,9 @@ class ImpalaNet(nn.Module):
             state = self.initial_state(len(is_init))
         else:
             state = states[finals.time, finals.env]
-        return self.step(finals.observation, is_init, state, finals.last_action, finals.last_reward).value
+        return self.step(
+            finals.observation, is_init, state, finals.last_action, finals.last_reward
+        ).value
 
     def _features(self, observation: Tensor) -> Tensor:
         """Features of observations; an unroll that is trained on is split between the threads."""
@@ -270,14 +280,22 @@ class ImpalaNet(nn.Module):
         dtype = self.value.weight.dtype
         if observation.dtype != dtype:
             observation = observation.to(dtype)
-        with torch.autocast(observation.device.type, torch.bfloat16) if self.in_bfloat16 else _NOTHING:
+        with (
+            torch.autocast(observation.device.type, torch.bfloat16)
+            if self.in_bfloat16
+            else _NOTHING
+        ):
             features: Tensor = self.torso(observation)
         if features.dtype == dtype:
             return features
         return features.to(dtype)
 
     def _with_last(
-        self, features: Tensor, is_init: Tensor, last_action: Tensor | None, last_reward: Tensor | None
+        self,
+        features: Tensor,
+        is_init: Tensor,
+        last_action: Tensor | None,
+        last_reward: Tensor | None,
     ) -> Tensor:
         if not (self.takes_last_action or self.takes_last_reward):
             return features
@@ -287,7 +305,9 @@ class ImpalaNet(nn.Module):
             encoded = self.head.encode(_given(last_action, "action")).to(features.dtype)
             inputs.append(encoded.masked_fill(begins, 0.0))
         if self.takes_last_reward:
-            clipped = _given(last_reward, "reward").to(features.dtype).clamp(-1.0, 1.0).unsqueeze(-1)
+            clipped = (
+                _given(last_reward, "reward").to(features.dtype).clamp(-1.0, 1.0).unsqueeze(-1)
+            )
             inputs.append(clipped.masked_fill(begins, 0.0))
         return torch.cat(inputs, -1)
 
@@ -300,7 +320,9 @@ def _no_autocast(features: Tensor) -> torch.autocast:
 def _given(tensor: Tensor | None, what: str) -> Tensor:
     if tensor is None:
         cure = f"pass last_{what}, or build the network with last_{what}=False"
-        raise ConfigError(f"this network takes the last {what}, and none was given", f"last_{what}", cure)
+        raise ConfigError(
+            f"this network takes the last {what}, and none was given", f"last_{what}", cure
+        )
     return tensor
 
 
@@ -343,7 +365,9 @@ class ImpalaPlayer(Player):
         if store_value:
             records.append(Record(keys.VALUE, (), torch.float32, beside=True))
         if network.lstm is not None:
-            records.append(Record(keys.RECURRENT_STATE, network.state_shape, torch.float32, "unroll"))
+            records.append(
+                Record(keys.RECURRENT_STATE, network.state_shape, torch.float32, "unroll")
+            )
         if network.takes_last_action:
             records.append(Record(keys.LAST_ACTION, head.action_shape, head.action_dtype, "unroll"))
         if network.takes_last_reward:
@@ -361,7 +385,9 @@ class ImpalaPlayer(Player):
         self.network = network
         self._deterministic = deterministic
 
-    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+    def begin(
+        self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         network = self.network
         head = self.network.head
         if network.lstm is None:
@@ -374,7 +400,12 @@ class ImpalaPlayer(Player):
         return state
 
     def act(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: Generator,
     ) -> Acted:
         network = self.network
         head = self.network.head
@@ -386,7 +417,11 @@ class ImpalaPlayer(Player):
             log_prob = head.score(params, action)[0]
         else:
             action, log_prob = head.act(params, generator)
-        records = {keys.BEHAVIOUR_LOG_PROB: log_prob, keys.BEHAVIOUR_PARAMS: params, keys.VALUE: value}
+        records = {
+            keys.BEHAVIOUR_LOG_PROB: log_prob,
+            keys.BEHAVIOUR_PARAMS: params,
+            keys.VALUE: value,
+        }
         after: State = {}
         if seen is not None:
             after[keys.RECURRENT_STATE] = seen

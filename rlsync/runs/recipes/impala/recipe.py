@@ -44,7 +44,9 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     recipe = run.recipe
     if recipe.evaluation.every_frames and run.folder is None:
         what = "an evaluation needs a run folder to write to"
-        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
+        raise ConfigError(
+            what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
+        )
     if recipe.agents > 1:
         what = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
         raise ConfigError(what, "recipe.agents", "give 1; rlsync train starts populations")
@@ -59,7 +61,11 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     collector = make_collector(run, network)
     try:
         trainer = Trainer(
-            **settings, collector=collector, loss_module=loss, optimizer=optimizer, optim_steps_per_batch=1
+            **settings,
+            collector=collector,
+            loss_module=loss,
+            optimizer=optimizer,
+            optim_steps_per_batch=1,
         )
         scheduler = parts.annealing(run, optimizer)
         if scheduler is not None:
@@ -87,7 +93,9 @@ def probe(config: EnvConfig) -> VectorSpaces:
 def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
     model = recipe.model
     pixels = len(spaces.observation_shape) == 3
-    options = vars(model) | ({"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {})
+    options = vars(model) | (
+        {"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {}
+    )
     bfloat16 = recipe.update_dtype == BFLOAT16
     return ImpalaNet(spaces.observation_shape, spaces.head, bfloat16=bfloat16, **options)
 
@@ -129,7 +137,9 @@ def register_hooks(
         if shared is None:
             held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=seed)
         else:
-            held = SharedReplay(shared, collector.player.records, lambda: collector.last_workers, seed)
+            held = SharedReplay(
+                shared, collector.player.records, lambda: collector.last_workers, seed
+            )
         number = 0 if shared is None else shared.agent
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps, agent=number)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
@@ -141,18 +151,24 @@ def register_hooks(
     run.place.watch(trainer)
 
 
-def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[SharedFile, SharedReplayHandle]:
+def shared_replay(
+    configs: Sequence[Config], spaces: VectorSpaces
+) -> tuple[SharedFile, SharedReplayHandle]:
     """The replay of agents with these configs; ConfigError if their rollouts differ, or it is too large."""
     recipes = [ImpalaConfig.of(config) for config in configs]
     env = configs[0].env
     shapes = [RolloutShape(recipe.unroll_length, env.num_envs) for recipe in recipes]
     players = [
-        make_network(recipe, spaces).player(store_params=recipe.loss_settings().trust_region is not None)
+        make_network(recipe, spaces).player(
+            store_params=recipe.loss_settings().trust_region is not None
+        )
         for recipe in recipes
     ]
     if len({shape.layout(player) for shape, player in zip(shapes, players, strict=True)}) > 1:
         what = "the rollouts of these agents differ, and one replay cannot hold them"
-        raise ConfigError(what, "recipe.vary", "vary no lengths of unrolls, and nothing that rollouts record")
+        raise ConfigError(
+            what, "recipe.vary", "vary no lengths of unrolls, and nothing that rollouts record"
+        )
     replays = [recipe.replay for recipe in recipes]
     capacity = sum(replay.capacity_steps for replay in replays)
     return made_replay(players[0], shapes[0], capacity, replays[0].max_bytes, len(configs))

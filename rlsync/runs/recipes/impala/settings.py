@@ -280,7 +280,9 @@ class ImpalaConfig(RecipeConfig):
         if replay.ratio:
             options["entropy_on"] = replay.entropy_on
             if replay.threshold is not None:
-                options["trust_region"] = TrustRegion(replay.threshold, replay.reference, replay.gate_delta)
+                options["trust_region"] = TrustRegion(
+                    replay.threshold, replay.reference, replay.gate_delta
+                )
         return LossSettings(**options)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
@@ -292,7 +294,9 @@ class ImpalaConfig(RecipeConfig):
             yield ConfigError(what, "collector.frames_per_batch", cure)
         if self.when_full != "block" and not config.cluster.here:
             what = "the nodes of a cluster drop no unroll: their workers wait for a free slot"
-            yield ConfigError(what, "recipe.when_full", "give recipe.when_full=block, or cluster=none")
+            yield ConfigError(
+                what, "recipe.when_full", "give recipe.when_full=block, or cluster=none"
+            )
         if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
             what = f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}"
             cure = f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout"
@@ -313,7 +317,9 @@ class ImpalaConfig(RecipeConfig):
             cure = "write recipe.vary={KEY: [A, B]}"
             yield ConfigError(f"{self.vary!r} is no list of values by key", "recipe.vary", cure)
         cures = {
-            "recipe.replay.ratio": "" if self.replay.ratio else "give recipe=laser, which has a replay",
+            "recipe.replay.ratio": ""
+            if self.replay.ratio
+            else "give recipe=laser, which has a replay",
             "recipe.replay.path": "leave it out" if self.replay.path else "",
             "recipe.replay.checkpointed": "give false" if self.replay.checkpointed else "",
             "cluster.kind": "" if config.cluster.here else "give cluster=none",

@@ -128,6 +128,8 @@ def _same_shape(*tensors: Tensor) -> None:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len(set(shapes)) > 1 or not shapes[0] or not shapes[0][0]:
         names = ("log_rho", "reward", "value", "next_value", "terminated", "truncated")
-        given = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
+        given = ", ".join(
+            f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True)
+        )
         what = "V-trace takes six tensors of one shape, time first"
         raise ConfigError(what, given, "give them all as [T, ...] with T > 0")

@@ -83,7 +83,9 @@ def make_trainer(
     recipe: OffPolicyConfig = run.recipe
     prioritized = None
     if recipe.prioritized:
-        prioritized = PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
+        prioritized = PrioritizedRows(
+            recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta
+        )
     buffer = replay_buffer(run, prioritized or RandomSampler())
     memory = StepMemory(buffer, recipe.gamma, recipe.n_step, squared_errors=squared_errors)
     trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper, target)
@@ -97,11 +99,18 @@ def make_trainer(
 
 
 def relu_mlp(
-    recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0, **options: Any
+    recipe: ActorCriticConfig,
+    features: int,
+    outputs: int,
+    *,
+    last_gain: float = 1.0,
+    **options: Any,
 ) -> nn.Module:
     """The network of these recipes: ReLU, with the initial weights that the config asks for."""
     if recipe.initial_weights == "torch":
-        return MixedMLP(features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU, **options)
+        return MixedMLP(
+            features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU, **options
+        )
     return mlp(features, outputs, recipe.hidden, last_gain=last_gain, activation=nn.ReLU, **options)
 
 

@@ -79,7 +79,9 @@ class StepMemory(Memory):
         self._n_step = n_step
         self._squared_errors = squared_errors
 
-    def prioritize(self, trainer: Trainer, sampler: PrioritizedRows, beta: tuple[float, float]) -> None:
+    def prioritize(
+        self, trainer: Trainer, sampler: PrioritizedRows, beta: tuple[float, float]
+    ) -> None:
         """Give drawn frames the size of their newest error; beta goes linearly to its second number."""
 
         def anneal(*_: object) -> None:
@@ -151,7 +153,9 @@ class PrioritizedRows(OwnSampler):
     ) -> None:
         """Give rows new errors, none below 0; NotFinite if one is infinite or not a number."""
         rows = torch.as_tensor(index, device="cpu").reshape(-1).numpy()
-        errors = torch.as_tensor(priority, device="cpu").detach().reshape(-1).double().numpy() + _LEAST
+        errors = (
+            torch.as_tensor(priority, device="cpu").detach().reshape(-1).double().numpy() + _LEAST
+        )
         if not np.isfinite(errors).all():
             what = f"the priority of a frame cannot be {errors[~np.isfinite(errors)][0]:g}"
             where = "PrioritizedRows.update_priority, which was given the errors of a loss"
@@ -162,7 +166,9 @@ class PrioritizedRows(OwnSampler):
 
     def extend(self, index: int | Tensor) -> None:
         """New frames, which may take the rows of old ones: each is as likely as any."""
-        self._put(torch.as_tensor(index, device="cpu").reshape(-1).numpy(), self._largest**self._alpha)
+        self._put(
+            torch.as_tensor(index, device="cpu").reshape(-1).numpy(), self._largest**self._alpha
+        )
 
     add = extend
 

@@ -55,7 +55,9 @@ class Moments:
         before = self.count
         self.count += len(rows)
         apart = mean - self.mean
-        self._squares += (rows - mean).square().sum(0) + apart.square() * before * len(rows) / self.count
+        self._squares += (rows - mean).square().sum(0) + apart.square() * before * len(
+            rows
+        ) / self.count
         self.mean += apart * len(rows) / self.count
 
     @property
@@ -139,7 +141,10 @@ class Normalize(RegistersItself, Reader):
 
     def state_dict(self) -> dict[str, Any]:
         """The moments. The networks' statistics are in the checkpoint of the loss."""
-        return {"observations": self.observations.state_dict(), "rewards": self.rewards.state_dict()}
+        return {
+            "observations": self.observations.state_dict(),
+            "rewards": self.rewards.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.observations.load_state_dict(state_dict["observations"])

@@ -29,7 +29,15 @@ from rlsync.core.whole_file import cure_of, digest_of, machines
 from rlsync.torchrl_plugin.compat import replay
 
 #: What reading a damaged segment can raise.
-_DAMAGED = (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError)
+_DAMAGED = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    EOFError,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,8 @@ def write(rows: TensorDictBase, folder: Path, first: int, *, merged: bool) -> Se
         with file.open("xb") as opened:
             torch.save(_copied(rows), opened)
             opened.flush()
-            os.fsync(opened.fileno())  # later checkpoints rely on this file and do not write it again
+            # later checkpoints rely on this file and do not write it again
+            os.fsync(opened.fileno())
     except (OSError, RuntimeError) as error:  # torch turns the first into the second
         raise unwritten(folder, error) from error
     return Segment(file.name, first, end, file.stat().st_size, merged, digest_of(file))
@@ -100,7 +109,8 @@ def read(folder: Path, segment: Segment) -> TensorDict:
     try:
         if file.stat().st_size != segment.file_bytes:
             raise ValueError(f"it has {file.stat().st_size:,} of {segment.file_bytes:,} bytes")
-        with zipfile.ZipFile(file) as archive:  # which is what torch writes, with a checksum of each tensor
+        # which is what torch writes, with a checksum of each tensor
+        with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
         if damaged is not None:
             raise ValueError("its checksum is wrong")
@@ -124,14 +134,17 @@ def unwritten(folder: Path, error: Exception) -> RlsyncError:
     refusal = machines(error)
     cure = (None if refusal is None else cure_of(refusal, folder)) or "make room there"
     cure += "; the checkpoint before is whole, and resume=RUN goes on from it"
-    return RlsyncError(f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure)
+    return RlsyncError(
+        f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure
+    )
 
 
 INDEX = "rows.json"  #: says which rows a checkpoint has, and in which segments they are
 #: A segment has at most so many bytes of rows. A segment stays until its last row leaves the buffer, so this
 #: also bounds how much of a checkpoint is rows that nobody needs any more.
 SEGMENT_BYTES = 64 * 2**20
-MOST_SEGMENTS = 1_000  #: with so many segments of single checkpoints, these are written once more, as one
+#: with so many segments of single checkpoints, these are written once more, as one
+MOST_SEGMENTS = 1_000
 
 
 class RowSegments(TensorStorageCheckpointer):
@@ -230,7 +243,9 @@ class RowSegments(TensorStorageCheckpointer):
 
 def digests_in(index: Path) -> dict[str, str]:
     """The digests of the segments that an index names, by file, as far as they are known."""
-    return {s["file"]: s["digest"] for s in json.loads(index.read_text())["segments"] if s["digest"]}
+    return {
+        s["file"]: s["digest"] for s in json.loads(index.read_text())["segments"] if s["digest"]
+    }
 
 
 def _gaps(first: int, end: int, segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:
@@ -265,7 +280,9 @@ def _read_index(file: Path, capacity: int) -> tuple[int, list[Segment]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise unread(f"is damaged: {first_line(error)}", file) from error
     if held != capacity:
-        what = f"the checkpoint has a replay buffer of {held:,} rows, and this one holds {capacity:,}"
+        what = (
+            f"the checkpoint has a replay buffer of {held:,} rows, and this one holds {capacity:,}"
+        )
         raise ConfigError(what, str(file.parent), f"give recipe.buffer_frames={held}")
     if list(_gaps(first, end, segments)):
         raise unread("is damaged: some rows are in no segment", file)

@@ -31,7 +31,9 @@ class PaceConfig:
     #: is done after later ones. null: no limit.
     burst: int | None = bounds.above_zero(None)
     #: Frames that are collected, by random actions, before the first update.
-    prefill: int = bounds.kept(bounds.not_below_zero(1_000), "the pace counts from the end of the prefill")
+    prefill: int = bounds.kept(
+        bounds.not_below_zero(1_000), "the pace counts from the end of the prefill"
+    )
 
     def pace(self) -> Pace:
         return Pace(self.ratio, self.burst, self.prefill)
@@ -82,7 +84,9 @@ class ReplayConfig(RecipeConfig):
             yield ConfigError(what, "recipe.pace.prefill", cure)
         if self.buffer_frames < (needed := self.frames_in_an_update()):
             what = f"a replay buffer of {self.buffer_frames} frames never holds a batch of {needed}"
-            yield ConfigError(what, "recipe.buffer_frames", f"give at least {self._batch_key()} = {needed}")
+            yield ConfigError(
+                what, "recipe.buffer_frames", f"give at least {self._batch_key()} = {needed}"
+            )
 
     def _batch_key(self) -> str:
         return "recipe.batch_size"
@@ -119,7 +123,9 @@ class OffPolicyConfig(ReplayConfig):
         yield from super().errors(config)
         if self.normalize.observations and any(route.dtype for route in config.sync.map):
             what = "workers that act in half precision would round the mean of an observation to three digits"
-            cure = "leave the dtype out of the sync map, or give recipe.normalize.observations=false"
+            cure = (
+                "leave the dtype out of the sync map, or give recipe.normalize.observations=false"
+            )
             yield ConfigError(what, "sync.map and recipe.normalize.observations", cure)
 
 
