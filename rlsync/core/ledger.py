@@ -168,9 +168,9 @@ class Ledger:
     def record(self, stamp: Stamp) -> None:
         """Remember a publish that succeeded; a PublishError if ``stamp`` is not :attr:`next`."""
         if stamp != self.next:
-            what = f"version {stamp.version} of generation {stamp.generation} was not given out"
+            problem = f"version {stamp.version} of generation {stamp.generation} was not given out"
             where = f"Ledger.record; next is version {self.next.version} of generation {self.generation}"
-            raise PublishError(what, where, "publish with the stamp that Ledger.next gives")
+            raise PublishError(problem, where, "publish with the stamp that Ledger.next gives")
         steps = None if self._optim_steps is None else self._optim_steps()
         if stamp.version > self.version + 1:
             self._lost.append((self.version, stamp.version - 1))

@@ -20,10 +20,10 @@ def told_of_a_user_without_a_name() -> Iterator[None]:
     except (KeyError, OSError) as error:
         if not any(words in str(error) for words in _GETUSER):
             raise
-        what = f"user id {os.getuid()} has no name, and torch before 2.13 needs one when it is imported"
+        problem = f"user id {os.getuid()} has no name, and torch before 2.13 needs one when it is imported"
         where = "getpass.getuser(), which looks at LOGNAME, USER and /etc/passwd"
         raise ConfigError(
-            what, where, "set USER to any name, as by docker run --env USER=me"
+            problem, where, "set USER to any name, as by docker run --env USER=me"
         ) from error
 
 

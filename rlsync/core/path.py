@@ -210,9 +210,9 @@ def _not_found(
         has = sorted(has, key=lambda name: -difflib.SequenceMatcher(None, wanted, name).ratio())
     shown = ", ".join(has[:_SHOWN]) + (", ..." if len(has) > _SHOWN else "")
     cure += f"{reached} has: {shown}" if has else f"{reached} has nothing to choose from"
-    what = f"no {wanted!r} on {reached} ({type(here).__name__})"
+    problem = f"no {wanted!r} on {reached} ({type(here).__name__})"
     place = f"path {str(path)!r}" + (f", {where}" if where else "")
-    return error(what, place, cure)
+    return error(problem, place, cure)
 
 
 _SHOWN = 12
@@ -282,8 +282,8 @@ def check_timeouts(who: str, *, may_be_none: bool = True, **seconds: object) -> 
     for name, given in seconds.items():
         number = isinstance(given, Real) and not isinstance(given, bool) and float(given) > 0
         if not number and not (given is None and may_be_none):
-            what = f"a timeout is a number of seconds above zero, got {short(given)}"
-            raise ConfigError(what, f"{who}({name}={short(given)})", cure)
+            problem = f"a timeout is a number of seconds above zero, got {short(given)}"
+            raise ConfigError(problem, f"{who}({name}={short(given)})", cure)
 
 
 def short(value: object) -> str:

@@ -76,9 +76,9 @@ class Source:
                 isinstance(each, str) for each in patterns
             ):
                 example = patterns if isinstance(patterns, str) else "*.bias"
-                what = f"{name} takes several patterns"
+                problem = f"{name} takes several patterns"
                 where = f"Source({name}={patterns!r})"
-                raise errors.ConfigError(what, where, f"write {name}=({example!r},)")
+                raise errors.ConfigError(problem, where, f"write {name}=({example!r},)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +190,11 @@ class SyncPlan:
         if bad:
             raise self._layout_error(bad)
         if not self.rows:
-            what = "the sync map covers no tensor"
+            problem = "the sync map covers no tensor"
             where = "; ".join(str(r) for r in self.routes) or "an empty sync map"
-            raise errors.NothingToSync(what, where, "name a module that has parameters or buffers")
+            raise errors.NothingToSync(
+                problem, where, "name a module that has parameters or buffers"
+            )
         for route in self.routes:
             of_route = f"{route.destination}."
             sent = [
@@ -217,26 +219,26 @@ class SyncPlan:
             yield errors.DropoutDiffers(listed(drops, _NAMES_IN_SUMMARY), where, cure)
         if self.batch_statistics:
             names = listed(self.batch_statistics, _NAMES_IN_SUMMARY)
-            what = f"{names} {_ACTS_WITH_BATCH}: the same observation gives other actions beside other rows"
+            problem = f"{names} {_ACTS_WITH_BATCH}: the same observation gives other actions beside other rows"
             cure = "call eval() on the policy that the workers get, for example in a policy_factory"
-            yield errors.BatchStatistics(what, where, cure)
+            yield errors.BatchStatistics(problem, where, cure)
 
     def _layout_error(self, bad: tuple[Row, ...]) -> errors.SyncMapError:
         first = bad[0]
-        what = f"{first.destination} and {first.source} do not fit: {first.note}"
+        problem = f"{first.destination} and {first.source} do not fit: {first.note}"
         cure = "build both sides from the same constructor, or fix the source path"
         if first.verdict is Verdict.MISSING:
-            what = f"{first.destination} has no source leaf {first.source}"
+            problem = f"{first.destination} has no source leaf {first.source}"
             alike = [
                 r.source for r in bad if r.verdict is Verdict.UNEXPECTED and r.shape == first.shape
             ]
             near = did_you_mean(nearest_name(first.source, alike))
             cure = f"{near}name the source that has it, or exclude the leaf in the route"
         elif first.verdict is Verdict.UNEXPECTED:
-            what = f"{first.source} has no destination leaf {first.destination}"
+            problem = f"{first.source} has no destination leaf {first.destination}"
             cure = "name the source that fits, or exclude the leaf in the route"
         return errors.LayoutMismatch(
-            what, f"sync map ({_tally(bad)} of {len(self.rows)} leaves)", cure
+            problem, f"sync map ({_tally(bad)} of {len(self.rows)} leaves)", cure
         )
 
     def to_json(self) -> str:
@@ -339,8 +341,8 @@ def _outlives(names: Mapping[str, bool], where: str) -> tuple[str, str, str]:
             "compute it from the weights at each call, or drop it in a mark_weight_update() of its module, "
             "which rlsync calls at each adoption; carry the memory of an episode in the tensordict"
         )
-    what = f"older weights computed {listed([*names], _NAMES_IN_SUMMARY)}, which still acts with newer ones"
-    return what, where, cure
+    problem = f"older weights computed {listed([*names], _NAMES_IN_SUMMARY)}, which still acts with newer ones"
+    return problem, where, cure
 
 
 def _tally(rows: Sequence[Row]) -> str:

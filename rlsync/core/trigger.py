@@ -95,8 +95,8 @@ class Every(Trigger):
         whole = isinstance(self.n, int) and not isinstance(self.n, bool)
         real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"
         if not (whole or real) or self.n <= 0:
-            what = f"an interval is a positive {'whole ' * (self.unit != 'seconds')}number, got {self.n!r}"
-            raise ConfigError(what, where, f"for example Every(1, {self.unit!r})")
+            problem = f"an interval is a positive {'whole ' * (self.unit != 'seconds')}number, got {self.n!r}"
+            raise ConfigError(problem, where, f"for example Every(1, {self.unit!r})")
 
     def due(self, last: Counters, now: Counters) -> bool:
         before: float = getattr(last, self.unit)

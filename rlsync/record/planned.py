@@ -158,10 +158,10 @@ class PlannedBoard(BoardWriter):
                 deadline = time.monotonic() + self.timeout_s
             if time.monotonic() >= deadline:
                 began = ", ".join(f"worker {w} began {self._counts[_BEGUN + w]}" for w in late)
-                what = f"rollouts that act with older versions than {stamp.version} were not begun within "
-                what += f"{self.timeout_s:g} s"
+                problem = f"rollouts that act with older versions than {stamp.version} were not begun within "
+                problem += f"{self.timeout_s:g} s"
                 cure = "look at what the worker does (py-spy dump --pid PID)"
-                raise AdoptionTimeout(what, f"{began} of its planned rollouts", cure)
+                raise AdoptionTimeout(problem, f"{began} of its planned rollouts", cure)
             time.sleep(pause_s)
         return super().publish(tensors, later, stamp=stamp)
 

@@ -289,8 +289,10 @@ class Rerun:
             ConfigError: this trainer cannot make the run again. Nothing has run then.
         """
         records = [part for part in registered_modules(trainer) if isinstance(part, RecordSchedule)]
-        for what, cure in self._why_not(trainer, records):
-            raise ConfigError(f"this run cannot be made again: {what}", "Rerun.run(trainer)", cure)
+        for problem, cure in self._why_not(trainer, records):
+            raise ConfigError(
+                f"this run cannot be made again: {problem}", "Rerun.run(trainer)", cure
+            )
         for name, now in machine().items():
             if (then := self._life.facts.get(name)) != now:
                 told = "the last bits of numbers may differ: %s was %s, and is %s"
@@ -334,9 +336,9 @@ class Rerun:
             kinds = MultiSyncCollector | Collector
         planned = isinstance(endpoint.publisher.transport, PlannedBoard)
         if not isinstance(collector, kinds) or planned != self._by_one or trainer.async_collection:
-            what = f"this {type(collector).__name__} does not keep to its schedule"
+            problem = f"this {type(collector).__name__} does not keep to its schedule"
             yield (
-                what,
+                problem,
                 "take the run's kind, with weight_sync_schemes={'policy': rerun.board.scheme()}",
             )
         if (had := self._life.facts.get("workers", has := endpoint.num_workers)) != has:

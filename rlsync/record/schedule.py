@@ -277,8 +277,8 @@ def _blocks(file: Path) -> Iterator[bytes]:
         raise ConfigError("this file is no schedule of a run", str(file), cure)
     newest = _HEAD.unpack_from(data)[1]
     if newest > FORMAT:
-        what = f"the schedule has format {newest}, and this rlsync reads {FORMAT}"
-        raise ConfigError(what, str(file), "use the rlsync that wrote it, or a newer one")
+        problem = f"the schedule has format {newest}, and this rlsync reads {FORMAT}"
+        raise ConfigError(problem, str(file), "use the rlsync that wrote it, or a newer one")
     at = _HEAD.size
     while at + _BLOCK.size <= len(data):
         size, check = _BLOCK.unpack_from(data, at)

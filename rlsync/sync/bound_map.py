@@ -262,10 +262,10 @@ class BoundMap:
         for route in self._routes:
             for sent in route.sent:
                 if not all_finite(sent.leaf.read(), sent.spec.dtype):
-                    what = f"{route.route.source}.{sent.leaf.name} is not finite; nothing was published"
+                    problem = f"{route.route.source}.{sent.leaf.name} is not finite; nothing was published"
                     cure = "look at the loss and the gradients of the last steps; resume from a checkpoint"
                     raise PublishError(
-                        what, f"version {version}, destination {route.destination!r}", cure
+                        problem, f"version {version}, destination {route.destination!r}", cure
                     )
 
 

@@ -81,8 +81,8 @@ def require_children() -> None:
     if process.daemon:
         cure = "start this process with daemon=False, or take concurrent.futures.ProcessPoolExecutor: the "
         cure += "processes of a multiprocessing.Pool are daemonic"
-        what = "this process is daemonic, so Python lets it start no processes, and there would be no workers"
-        raise ConfigError(what, f"process {process.name!r}", cure)
+        problem = "this process is daemonic, so Python lets it start no processes, and there would be no workers"
+        raise ConfigError(problem, f"process {process.name!r}", cure)
 
 
 def start_as(method: str, process: BaseProcess) -> None:
@@ -121,8 +121,8 @@ def start_process(
             if method != "forkserver":
                 raise
             if not left:
-                what = "the fork server was ended while it started a process, three times"
-                raise WorkerLost(what, name, "look what ends it (out of memory?)") from error
+                problem = "the fork server was ended while it started a process, three times"
+                raise WorkerLost(problem, name, "look what ends it (out of memory?)") from error
             time.sleep(0.05)  # until the kernel has ended the rest of it
     return process
 

@@ -117,11 +117,11 @@ def await_ready(
                         worker, process, ending(process.exitcode or 0), last_words(worker)
                     )
             worker, process = next(iter(waiting.items()))
-            what = doing(worker)
+            problem = doing(worker)
             others = ", ".join(map(str, waiting))
             raise AdoptionTimeout(
                 f"worker {worker} (pid {process.pid}) is not ready after {timeout_s:g} s"
-                + (f": {what}" if what else "")
+                + (f": {problem}" if problem else "")
                 + (f"; not ready are the workers {others}" if len(waiting) > 1 else ""),
                 STARTING,
                 "look where its environment or its policy hangs while it is made (py-spy dump --pid "
@@ -132,9 +132,9 @@ def await_ready(
 def ended_before_ready(worker: int, process: BaseProcess, how: str, words: str) -> WorkerLost:
     """The error to raise when a worker ends before it is ready: how it ended, and why in its own words."""
     why = f": {words}" if words else ""
-    what = f"worker {worker} (pid {process.pid}, {how}) ended before it was ready{why}"
+    problem = f"worker {worker} (pid {process.pid}, {how}) ended before it was ready{why}"
     cure = "look for the worker's own error above: of environment, policy, or a script without a main guard"
-    return WorkerLost(what, STARTING, cure)
+    return WorkerLost(problem, STARTING, cure)
 
 
 def tried(call: Callable[[], T], timeout_s: float, name: str) -> Future[T]:

@@ -306,9 +306,9 @@ def _refuse_without_memory(leaves: Mapping[Key, Tensor]) -> None:
         return
     for (destination, name), tensor in leaves.items():
         if is_made_of_parts(tensor):
-            what = f"{name} has become a {type(tensor).__name__}, which has no memory of its own"
+            problem = f"{name} has become a {type(tensor).__name__}, which has no memory of its own"
             cure = "quantise weights, or change their class, before the collector and the hook are made"
-            raise LayoutMismatch(what, f"destination {destination!r}", cure)
+            raise LayoutMismatch(problem, f"destination {destination!r}", cure)
 
 
 def _by_destination(keys: Iterable[Key]) -> dict[str, set[str]]:

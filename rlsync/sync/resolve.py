@@ -82,9 +82,9 @@ class BoundRoute:
 def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[BoundRoute]:
     """Resolve every entry; refuse a path that is wrong, untrained weights, and two entries that meet."""
     if not isinstance(sync_map, Mapping):
-        what = f"a sync map is a mapping, got {type(sync_map).__name__}"
+        problem = f"a sync map is a mapping, got {type(sync_map).__name__}"
         raise errors.ConfigError(
-            what, short(sync_map), "write {'policy': 'loss_module.actor_network'}"
+            problem, short(sync_map), "write {'policy': 'loss_module.actor_network'}"
         )
     if not sync_map:
         raise errors.NothingToSync(
@@ -99,10 +99,10 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
         for comparison in route.comparisons:
             leaf = f"{stem}.{comparison.name}"
             if leaf in source_of:
-                what = f"{leaf} has two sources"
+                problem = f"{leaf} has two sources"
                 both = f"{route.route.source}, and {source_of[leaf]}"
                 raise errors.AmbiguousSource(
-                    what, f"{where}: {both}", "let each leaf come from one place"
+                    problem, f"{where}: {both}", "let each leaf come from one place"
                 )
             source_of[leaf] = route.route.source
         bound.append(route)
@@ -122,11 +122,11 @@ def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> No
             place = places[destination].get(name, (destination, name))
             there, source = taken.setdefault(place, (tensor, route.route.source))
             if source != route.route.source and memory_key(there) != memory_key(tensor):
-                what = f"{destination}.{name} is the same memory as another leaf that is sent"
+                problem = f"{destination}.{name} is the same memory as another leaf that is sent"
                 cure = (
                     "let each leaf come from one place, and leaves that are tied from tied leaves"
                 )
-                raise errors.AmbiguousSource(what, f"{route.route.source}, and {source}", cure)
+                raise errors.AmbiguousSource(problem, f"{route.route.source}, and {source}", cure)
 
 
 def _places(destination: str, endpoint: Endpoint) -> dict[str, object]:
@@ -164,13 +164,13 @@ def bind_route(
     found, prefix = endpoint.locate(target, where)
     for spec in (endpoint.specs(found) or ()) if endpoint.needs_every_leaf else ():
         if excluded(spec.name, route.exclude):
-            what = (
+            problem = (
                 f"{found}.{spec.name} would not be sent, and the workers would wait for it for ever"
             )
             cure = (
                 "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
             )
-            raise errors.LayoutMismatch(what, f"{where}, {endpoint.description}", cure)
+            raise errors.LayoutMismatch(problem, f"{where}, {endpoint.description}", cure)
     if not endpoint.takes_parts:
         refuse_parts(leaves, f"{where}, {endpoint.description}")
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
@@ -179,9 +179,11 @@ def bind_route(
     for pattern in (*route.exclude, *route.idle):
         if not any(excluded(name, [pattern]) for name in either):
             near = did_you_mean(nearest_name(pattern, either))
-            what = f"no leaf is named like {pattern!r}"
+            problem = f"no leaf is named like {pattern!r}"
             cure = f"{near}leaves: {', '.join(either[:12])}"
-            raise errors.LayoutMismatch(what, f"{where}, exclude or idle of {route.source}", cure)
+            raise errors.LayoutMismatch(
+                problem, f"{where}, exclude or idle of {route.source}", cure
+            )
     by_name = dict(zip(names, leaves.leaves, strict=True))
     stem = f"{prefix}." if prefix else ""
     sent = []
@@ -237,9 +239,9 @@ def refuse_parts(leaves: Leaves, where: str) -> None:
     """Refuse (LayoutMismatch) a tensor that is made of parts, which TorchRL's own schemes do not carry."""
     for leaf in leaves.leaves:
         if leaf.whole:
-            what = f"{leaf.whole} is made of parts, which TorchRL's own schemes do not carry"
+            problem = f"{leaf.whole} is made of parts, which TorchRL's own schemes do not carry"
             raise errors.LayoutMismatch(
-                what, where, "use a BoardScheme, or a RayBoardScheme with Ray"
+                problem, where, "use a BoardScheme, or a RayBoardScheme with Ray"
             )
 
 
@@ -285,12 +287,12 @@ def check_trained(root: object, path: Path, where: str) -> None:
         named = Path(path.segments[: depth + 1])
         module = _walk_source(root, named, where)
         if apart := _apart(module, trained):
-            what = f"{named} does not hold the weights that are trained"
+            problem = f"{named} does not hold the weights that are trained"
             cure = (
                 f"name {named}_params, which does (leading dimensions included), or build the loss "
             )
             cure += "around this module, anew if a layer was replaced, instead of copying it"
-            raise errors.AmbiguousSource(what, f"path {str(path)!r}, {where}: {apart}", cure)
+            raise errors.AmbiguousSource(problem, f"path {str(path)!r}, {where}: {apart}", cure)
 
 
 def _apart(module: object, trained: TensorDictParams) -> str:

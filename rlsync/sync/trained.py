@@ -46,17 +46,17 @@ class Training:
         mine = self.of(sent)
         learnt = any(tensor.requires_grad for tensor in sent)
         if learnt and not mine and self.parameters() and source.partition(".")[0] == "collector":
-            what = f"{source} is the collector's own, and no optimizer changes it"
+            problem = f"{source} is the collector's own, and no optimizer changes it"
             cure = "name the learner's module, for example loss_module.actor_network"
-            return errors.NothingLearns(what, f"source {source}", cure)
+            return errors.NothingLearns(problem, f"source {source}", cure)
         where = f"source {source}, {len(mine)} parameters in the optimizers"
         is_frozen = network is not None and self._is_frozen(network[1])
         if (mine or is_frozen) and not any(p.requires_grad for p, _ in mine):
             held = f"{'an' if mine else 'no'} optimizer holds {source}"
-            what = f"{held}, and none of its parameters requires a gradient"
+            problem = f"{held}, and none of its parameters requires a gradient"
             cure = "call requires_grad_(True) on the module before the optimizer is made; "
             cure += "if it is to stay as it is, SyncWeights(..., max_unchanged_publishes=None)"
-            return errors.NothingLearns(what, where, cure)
+            return errors.NothingLearns(problem, where, cure)
         # A scheduler, which may begin at 0, writes initial_lr.
         still = [p for p, group in mine if float(group["lr"]) == 0 and "initial_lr" not in group]
         if still:
@@ -64,9 +64,9 @@ class Training:
                 part = source
             else:
                 part = f"{len(still)} parameters of {source}"
-            what = f"the learning rate of {part} is 0"
+            problem = f"the learning rate of {part} is 0"
             return errors.NothingLearns(
-                what, where, "give their group in the optimizer another one"
+                problem, where, "give their group in the optimizer another one"
             )
         return None
 
@@ -138,11 +138,11 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
         if not isinstance(tensor, Tensor) or tensor in known:
             continue
         if tensor in held or (tensor.is_leaf and tensor.requires_grad):
-            what = f"{name} is trained, and is no parameter: nobody sends it"
+            problem = f"{name} is trained, and is no parameter: nobody sends it"
             cure = "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
             cure += "nn.ParameterList; a tensor that needs no gradient may be a buffer"
             raise errors.LayoutMismatch(
-                what, f"source {leaves.where}, {type(leaves.root).__name__}", cure
+                problem, f"source {leaves.where}, {type(leaves.root).__name__}", cure
             )
 
 
@@ -219,10 +219,10 @@ class Gradients:
         idle = Covered(p for p in mine if self._never(p))
         names = [leaf.name for leaf in leaves if leaf.read() in idle]
         if names:
-            what = f"{len(names)} of {len(leaves)} sent parameters got no gradient in {self.steps} steps"
+            problem = f"{len(names)} of {len(leaves)} sent parameters got no gradient in {self.steps} steps"
             where = f"sync map {', '.join(map(str, routes))}; {listed(names, 3)}"
             cure = "let the loss depend on them, or freeze them with requires_grad_(False)"
-            errors.warn(errors.NothingLearns(what, where, cure))
+            errors.warn(errors.NothingLearns(problem, where, cure))
 
     def _never(self, parameter: Tensor) -> bool:
         key = id(parameter)
@@ -337,11 +337,11 @@ class Unchanged:
             who_moves += ", and made no step"
         if lost:
             who_moves += f"; no optimizer holds {_listed(lost, names)}, which gets gradients"
-        what = f"{self._still} publishes in a row sent the same weights, although optimizer steps were made"
+        problem = f"{self._still} publishes in a row sent the same weights, although optimizer steps were made"
         cure = "one of them is a copy: name the module that is trained as the source, or give the parameters "
         cure += "of this one to the optimizer; max_unchanged_publishes=None never warns"
         return errors.NothingChanged(
-            what, f"sync map {', '.join(map(str, routes))}; {who_moves}", cure
+            problem, f"sync map {', '.join(map(str, routes))}; {who_moves}", cure
         )
 
 

@@ -110,8 +110,8 @@ def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str)
             wrong.append("buffers or extra state")
         if wrong:
             leaves = " and the ".join(wrong)
-            what = f"the {leaves} that act are not those published as version {answer.version}"
-            found.append(Deviation(what, f"destination {destination!r} of {who}"))
+            problem = f"the {leaves} that act are not those published as version {answer.version}"
+            found.append(Deviation(problem, f"destination {destination!r} of {who}"))
     return found
 
 
@@ -131,9 +131,9 @@ class Verification:
     def __post_init__(self) -> None:
         publisher = self.publisher
         if publisher.verified:
-            what = "the workers are verified already"
+            problem = "the workers are verified already"
             cure = "register one VerifySync for each SyncWeights"
-            raise ConfigError(what, "a second verification of one collector", cure)
+            raise ConfigError(problem, "a second verification of one collector", cure)
         publisher.verified = True
         publisher.seen.append(self._see)
         self._question = 0
@@ -244,7 +244,7 @@ class Verification:
             others = _deviations(self._published[answer.version], answer, who)
             judged = self._judgement(worker)
             # With other weights, other outputs are no news.
-            wrong += others or [Deviation(what, who, OUTPUTS_CURE) for what in judged.wrong]
+            wrong += others or [Deviation(problem, who, OUTPUTS_CURE) for problem in judged.wrong]
         self._open = self._open and bool(waiting)
         behaviour = tuple(self._judged.values())
         return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong), behaviour)

@@ -55,16 +55,16 @@ class WorkersPublisher(Publisher):
     def collector(self) -> WorkerProcesses:
         collector = None if self._collector is None else self._collector()
         if collector is None:
-            what = "this board has no collector"
-            raise PublishError(what, "BoardScheme", "pass the scheme to a process collector")
+            problem = "this board has no collector"
+            raise PublishError(problem, "BoardScheme", "pass the scheme to a process collector")
         return collector
 
     def serve(self, collector: WorkerProcesses, destination: str) -> bool:
         """Take ``destination``; whether it is this collector's first. PublishError: another collector."""
         if self._collector is not None and self._collector() is not collector:
-            what = "this board already serves another collector"
+            problem = "this board already serves another collector"
             cure = "make one WeightBoard, or one BoardScheme, for each collector"
-            raise PublishError(what, f"weight_sync_schemes[{destination!r}]", cure)
+            raise PublishError(problem, f"weight_sync_schemes[{destination!r}]", cure)
         first = self._collector is None
         self._collector = weakref.ref(collector)
         self.destinations.append(destination)
@@ -154,12 +154,12 @@ class WorkersPublisher(Publisher):
                 try:
                     weights = self.collector.get_model(destination)
                 except (ValueError, AttributeError) as cause:
-                    what = f"nothing to send to {destination!r}: the learner's collector holds no such module"
+                    problem = f"nothing to send to {destination!r}: the learner's collector holds no such module"
                     cure = (
                         "pass the weights, or register a SyncWeights, whose map names their source"
                     )
                     raise PublishError(
-                        what, "update_policy_weights_() without weights", cure
+                        problem, "update_policy_weights_() without weights", cure
                     ) from cause
             fit = Fit(f"the weights sent to {destination!r}", f"of {destination!r} in the workers")
             fit = self._fits.setdefault(destination, fit)

@@ -132,9 +132,9 @@ class Layout:
     def check_count(self, tensors: Sequence[object]) -> None:
         """Refuse more or fewer tensors than there are entries that own their bytes (LayoutMismatch)."""
         if len(tensors) != len(self.owned):
-            what = f"{len(tensors)} tensors for {len(self.owned)} leaves"
+            problem = f"{len(tensors)} tensors for {len(self.owned)} leaves"
             cure = "give one tensor for each leaf that is not tied to another"
-            raise LayoutMismatch(what, ", ".join(self.destinations) or "an empty layout", cure)
+            raise LayoutMismatch(problem, ", ".join(self.destinations) or "an empty layout", cure)
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One tensor for each entry; tied entries repeat the same tensor."""

@@ -41,9 +41,9 @@ def unwrap(module: nn.Module, where: str) -> nn.Module:
             break
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-        what = "the module is sharded by FSDP 1, which hides its parameters"
+        problem = "the module is sharded by FSDP 1, which hides its parameters"
         raise LayoutMismatch(
-            what, where, "shard it with FSDP 2 (torch.distributed.fsdp.fully_shard)"
+            problem, where, "shard it with FSDP 2 (torch.distributed.fsdp.fully_shard)"
         )
     return module
 
@@ -84,12 +84,12 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
             )
         Sharding.of(tensor, name, where)  # refuses what cannot be put together
         if is_made_of_parts(own_part(tensor)):
-            what = f"{name} is sharded over ranks, and each shard is made of parts"
-            raise LayoutMismatch(what, where, "gather it first, and name the gathered module")
+            problem = f"{name} is sharded over ranks, and each shard is made of parts"
+            raise LayoutMismatch(problem, where, "gather it first, and name the gathered module")
         return
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-        what = f"{name} is not initialised yet"
-        raise LayoutMismatch(what, where, "run the module once before you register the hook")
+        problem = f"{name} is not initialised yet"
+        raise LayoutMismatch(problem, where, "run the module once before you register the hook")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         if tensor.is_nested:
             kind = "nested"
@@ -99,13 +99,15 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
             f"{name} is {kind}, which cannot be sent", where, f"make it dense, or {_APART}"
         )
     if tensor.numel() and not tensor.is_meta and not address(tensor):
-        what = f"{name}, a {type(tensor).__name__}, has no memory of its own, which could be sent"
+        problem = (
+            f"{name}, a {type(tensor).__name__}, has no memory of its own, which could be sent"
+        )
         cure = f"give its class torch's protocol for tensors made of parts, __tensor_flatten__, or {_APART}"
-        raise LayoutMismatch(what, where, cure)
+        raise LayoutMismatch(problem, where, cure)
     if tensor.is_conj() or tensor.is_neg():
-        what = f"{name} is a view that changes the numbers in its memory"
+        problem = f"{name} is a view that changes the numbers in its memory"
         raise LayoutMismatch(
-            what, where, "give it memory of its own: resolve_conj() or resolve_neg()"
+            problem, where, "give it memory of its own: resolve_conj() or resolve_neg()"
         )
 
 
@@ -164,8 +166,8 @@ class Leaves:
         self._readers = [leaf.read for leaf in self.leaves]
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            what = f"two leaves are called {twice!r}"
-            raise LayoutMismatch(what, self.where, "use names without dots in extra state")
+            problem = f"two leaves are called {twice!r}"
+            raise LayoutMismatch(problem, self.where, "use names without dots in extra state")
 
     def _seen_through(self, module: nn.Module) -> tuple[nn.Module, str]:
         """The module inside wrappers, and the prefix of its path in them."""
@@ -289,9 +291,9 @@ class Leaves:
         """Refuse (LayoutMismatch) leaves on the meta device: nothing can be copied from them."""
         for leaf in self.leaves:
             if leaf.read().is_meta:
-                what = f"{leaf.name} is on the meta device and has no bytes"
+                problem = f"{leaf.name} is on the meta device and has no bytes"
                 raise LayoutMismatch(
-                    what, self.where, "give the module memory first: to_empty, then its weights"
+                    problem, self.where, "give the module memory first: to_empty, then its weights"
                 )
 
     def specs(self) -> list[LeafSpec]:
@@ -301,9 +303,9 @@ class Leaves:
         for leaf, tensor in zip(self.leaves, self.tensors(), strict=True):
             check_has_plain_bytes(tensor, leaf.name, self.where, shards=self._shards)
             if leaf.whole and leaf.read() is not tensor:
-                what = f"{leaf.name} is another tensor each time it is read"
+                problem = f"{leaf.name} is another tensor each time it is read"
                 cure = "let __tensor_flatten__ name the attributes that hold the numbers"
-                raise LayoutMismatch(what, self.where, cure)
+                raise LayoutMismatch(problem, self.where, cure)
             if tensor.numel():
                 tie = first.setdefault(memory_key(tensor), leaf.name)
             else:
@@ -371,9 +373,11 @@ def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str,
             for i, value in enumerate(state):
                 yield from flatten_state(value, f"{prefix}.{i}" if prefix else str(i), where)
         case _:
-            what = f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot be sent"
+            problem = (
+                f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot be sent"
+            )
             cure = "keep tensors and numbers in extra state, or exclude the leaf in the route"
-            raise LayoutMismatch(what, where, cure)
+            raise LayoutMismatch(problem, where, cure)
 
 
 def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> Any:

@@ -43,8 +43,8 @@ def check_sendable(
     if error is None:
         return
     part, why, cure = _at_fault(_pickle, modules, way_out) or (name, *_told(error, "", way_out))
-    what = f"{part} cannot be sent to worker processes: {why}"
-    raise ConfigError(what, f"{where}, start method {start_method!r}", cure)
+    problem = f"{part} cannot be sent to worker processes: {why}"
+    raise ConfigError(problem, f"{where}, start method {start_method!r}", cure)
 
 
 def copied(value: T, name: str, modules: Mapping[str, nn.Module], where: str) -> T:

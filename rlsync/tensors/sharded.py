@@ -150,11 +150,13 @@ def _cut(placement: object, name: str, where: str) -> tuple[int, int]:
             return placement.dim, int(placement.split_factor)
         case Shard():
             return placement.dim, 1
-    what = f"{name} is sharded as {placement!r}, which only a reduction over the ranks makes whole"
+    problem = (
+        f"{name} is sharded as {placement!r}, which only a reduction over the ranks makes whole"
+    )
     cure = (
         "redistribute it before you register the map: tensor.redistribute(placements=[Replicate()])"
     )
-    raise LayoutMismatch(what, where, cure)
+    raise LayoutMismatch(problem, where, cure)
 
 
 def _chunk(runs: _Runs, chunks: int, number: int) -> _Runs:

@@ -180,8 +180,8 @@ def _check_fits(leaf: LeafSpec, have: LeafSpec | None, arriving: set[str], where
             "build the worker's module from the same constructor as the learner's",
         )
     if have.tie in arriving and not leaf.tie:
-        what = f"{leaf.name} is tied to {have.tie} at the destination, but not at the source"
-        raise LayoutMismatch(what, where, "tie the leaves on both sides, or on neither")
+        problem = f"{leaf.name} is tied to {have.tie} at the destination, but not at the source"
+        raise LayoutMismatch(problem, where, "tie the leaves on both sides, or on neither")
 
 
 def is_compiled(module: object) -> bool:

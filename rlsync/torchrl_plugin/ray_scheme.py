@@ -194,12 +194,14 @@ def _check_actors(
         )
     others = [name for name, scheme in schemes.items() if not isinstance(scheme, RayBoardScheme)]
     if others:
-        what = f"the destinations of this collector do not share one version: {', '.join(others)}"
-        raise ConfigError(what, where, "give every destination a RayBoardScheme")
+        problem = (
+            f"the destinations of this collector do not share one version: {', '.join(others)}"
+        )
+        raise ConfigError(problem, where, "give every destination a RayBoardScheme")
     if distributed.calls_a_policy_service(collector):
-        what = "these actors ask an inference server for their actions, and hold no weights"
+        problem = "these actors ask an inference server for their actions, and hold no weights"
         raise ConfigError(
-            what, where, "leave the scheme out, or give the collector the policy itself"
+            problem, where, "leave the scheme out, or give the collector the policy itself"
         )
     if not distributed.single_collectors(collector):
         _check_inner(collector, schemes, where)
@@ -225,8 +227,8 @@ def _check_inner(collector: RayCollector, schemes: Mapping[str, object], where: 
                 "leave collector_class out, and give each environment an actor of its own",
             )
     if list(schemes) != ["policy"]:
-        what = (
+        problem = (
             f"the workers of a {name} in each actor have one destination, not {', '.join(schemes)}"
         )
         cure = "leave collector_class out, and give each environment an actor of its own"
-        raise ConfigError(what, where, cure)
+        raise ConfigError(problem, where, cure)

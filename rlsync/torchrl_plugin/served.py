@@ -175,9 +175,9 @@ class ServedServer:
                 "update_model_weights",
             )
         if servers.scheme_of_server(server) is not scheme:
-            what = f"this scheme is not the weight_sync of that {type(holder).__name__}"
+            problem = f"this scheme is not the weight_sync of that {type(holder).__name__}"
             cure = "pass one scheme to both: weight_sync=scheme when the server or the collector is made"
-            raise ConfigError(what, "BoardScheme.init_on_sender", cure)
+            raise ConfigError(problem, "BoardScheme.init_on_sender", cure)
         self._holder = weakref.ref(holder)
         self._server = weakref.ref(server)
         self.in_a_process = isinstance(server, ProcessInferenceServer)
@@ -232,11 +232,11 @@ class ServedServer:
         if self._specs is None:
             self._specs = specs_of(self._holder())
         if self._specs is None:
-            what = (
+            problem = (
                 f"the {destination!r} of this inference server is no module, so it has no weights"
             )
             cure = "serve an nn.Module, or leave weight_sync out"
-            raise DestinationNotFound(what, "BoardScheme as weight_sync", cure)
+            raise DestinationNotFound(problem, "BoardScheme as weight_sync", cure)
         return self._specs
 
 
@@ -258,9 +258,9 @@ def served(collector: object, destination: str) -> ServedProcesses | ServedNodes
             _check_on_this_host(collector, where)
             return ServedNodes(distributed.workers_of(collector, distributed.DistributedWorkers))
         case RayCollector():
-            what = "a board is memory of one host, and Ray starts workers on any node"
+            problem = "a board is memory of one host, and Ray starts workers on any node"
             raise ConfigError(
-                what, where, "use RayBoardScheme instead, which keeps a board on each node"
+                problem, where, "use RayBoardScheme instead, which keeps a board on each node"
             )
         case RPCCollector():
             collector.shutdown()  # TorchRL asks only when its workers stand, and would leave them
@@ -288,18 +288,18 @@ def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
             "RayBoardScheme, which keeps a board on each node",
         )
     if not distributed.single_collectors(collector):
-        what = f"a board does not reach the workers of a {collector.collector_class.__name__} in each node"
+        problem = f"a board does not reach the workers of a {collector.collector_class.__name__} in each node"
         cure = "leave collector_class out, and give each environment a node of its own"
-        raise ConfigError(what, where, cure)
+        raise ConfigError(problem, where, cure)
     refuse_updates_of_one(collector, where)
 
 
 def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where: str) -> None:
     """Refuse a collector that would send weights to one worker at a time (ConfigError)."""
     if argument := distributed.sends_to_one_worker(collector):
-        what = "a board publishes to all workers at once, and this collector would send to one at a time"
+        problem = "a board publishes to all workers at once, and this collector would send to one at a time"
         cure = "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches"
-        raise ConfigError(what, f"{where}, with {argument}", cure)
+        raise ConfigError(problem, f"{where}, with {argument}", cure)
 
 
 def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:

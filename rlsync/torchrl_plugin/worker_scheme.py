@@ -118,9 +118,9 @@ class WorkerScheme(WeightSyncScheme):
         beside = schemes.schemes_of(context).items()
         moments = {name: s.adopt_at for name, s in beside if isinstance(s, WorkerScheme)}
         if len(set(moments.values())) > 1:
-            what = "the destinations of this collector are adopted at different times"
+            problem = "the destinations of this collector are adopted at different times"
             where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
-            raise ConfigError(what, where, "give all schemes of a collector the same adopt_at")
+            raise ConfigError(problem, where, "give all schemes of a collector the same adopt_at")
         parse(model_id)
         served = self._serve(context, model_id)
         self.model_id = model_id
@@ -133,8 +133,8 @@ class WorkerScheme(WeightSyncScheme):
             publisher.announce = lambda version: stamps.announce_version(here(), version)
             from rlsync.torchrl_plugin.hooks import misuse  # here, because workers need no trainers
 
-            what = "nothing publishes to the workers of this collector, which act with their first weights"
-            misuse.notice_silence(context, what, lambda: publisher.version)
+            problem = "nothing publishes to the workers of this collector, which act with their first weights"
+            misuse.notice_silence(context, problem, lambda: publisher.version)
         policy = served.policy() if model_id == POLICY else None
         if policy is not None:
             publisher.publish_modules({POLICY: policy}, "the collector")
@@ -170,9 +170,9 @@ class WorkerScheme(WeightSyncScheme):
         """
         publisher = None if self.link is None else self.link.publisher
         if publisher is None:
-            what = "a worker does not publish"
+            problem = "a worker does not publish"
             where = type(self).__name__
-            raise PublishError(what, where, "publish from the learner")
+            raise PublishError(problem, where, "publish from the learner")
         return publisher
 
     def create_transport(self, **_: Any) -> WorkersPublisher:
@@ -270,10 +270,10 @@ def _check_interface(
     refused = placed if context is not None else {**placed, "model": model}
     given = [f"{name}=..." for name, value in refused.items() if value is not None]
     if given or context is None:
-        what = "a board serves the workers of a collector, all with the same weights"
+        problem = "a board serves the workers of a collector, all with the same weights"
         cure = f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
         cure += "calls this method"
-        raise ConfigError(what, f"{of}.init_on_sender({', '.join(given)})", cure)
+        raise ConfigError(problem, f"{of}.init_on_sender({', '.join(given)})", cure)
 
 
 def _refuse_some_workers(
@@ -289,7 +289,7 @@ def _refuse_some_workers(
     asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
     workers = set(range(num_workers))
     if asked != workers:
-        what = f"a board publishes to all workers, not to {sorted(asked, key=str)} alone"
+        problem = f"a board publishes to all workers, not to {sorted(asked, key=str)} alone"
         where = f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}"
         cure = "leave worker_ids out, or give workers of their own kind a collector of their own"
-        raise PublishError(what, where, cure)
+        raise PublishError(problem, where, cure)

@@ -23,10 +23,10 @@ def check_newer(stamp: Stamp, newest: Stamp) -> None:
         PublishError: it is not.
     """
     if stamp <= newest:
-        what = f"version {stamp.version} of generation {stamp.generation} is not newer than "
-        what += f"version {newest.version} of generation {newest.generation}"
+        problem = f"version {stamp.version} of generation {stamp.generation} is not newer than "
+        problem += f"version {newest.version} of generation {newest.generation}"
         cure = "draw the stamp from the learner's ledger; of two learners, end the older one"
-        raise PublishError(what, "publish", cure)
+        raise PublishError(problem, "publish", cure)
 
 
 def keyed(layout: Layout, tensors: Sequence[Tensor]) -> dict[Key, Tensor]:
@@ -57,9 +57,9 @@ def completed(
         else:
             value = tensor
         if value is None:
-            what = f"{entry.leaf.name} has no value to keep: no version before had it"
+            problem = f"{entry.leaf.name} has no value to keep: no version before had it"
             cure = "publish every leaf the first time"
-            raise PublishError(what, f"destination {entry.destination!r}", cure)
+            raise PublishError(problem, f"destination {entry.destination!r}", cure)
         whole.append(value)
     return whole
 
@@ -140,9 +140,9 @@ def await_adoption(
         if dead:
             raise worker_lost(dead, f"waiting for version {version} to be adopted")
         if time.monotonic() >= deadline:
-            what = f"version {version} was not adopted within {timeout_s:g} s"
+            problem = f"version {version} was not adopted within {timeout_s:g} s"
             cure = "wait for at least one rollout, or look at why the worker does not move"
-            raise AdoptionTimeout(what, "; ".join(map(str, missing)), cure)
+            raise AdoptionTimeout(problem, "; ".join(map(str, missing)), cure)
         time.sleep(pause_s)
 
 

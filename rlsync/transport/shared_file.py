@@ -103,9 +103,9 @@ class SharedFile:
         try:
             return its(its._find(Path(address.path)), address)
         except OSError as cause:
-            what = f"the board of process {address.pid} is gone"
+            problem = f"the board of process {address.pid} is gone"
             cure = "the learner must live, and run as the same user, while workers attach"
-            raise BoardClosed(what, f"opening {address.path}: {cause.strerror}", cure) from cause
+            raise BoardClosed(problem, f"opening {address.path}: {cause.strerror}", cure) from cause
 
     @staticmethod
     def may_lie_at(path: Path) -> bool:
@@ -150,13 +150,13 @@ class SharedFile:
         self.resize(max(self.size_bytes(), at + size_bytes))
 
     def _no_room(self, size_bytes: int, error: OSError) -> RlsyncError:
-        what = f"no room for {size_bytes:,} bytes of shared memory: {error.strerror}"
+        problem = f"no room for {size_bytes:,} bytes of shared memory: {error.strerror}"
         cure = "free some space there, or name another place for temporary files (TMPDIR)"
         if error.errno == errno.EFBIG:
             cure = (
                 "allow larger files (ulimit -f unlimited); a board's file is long, and mostly empty"
             )
-        return RlsyncError(what, self.address.path, cure)
+        return RlsyncError(problem, self.address.path, cure)
 
     def size_bytes(self) -> int:
         return os.fstat(self.fd).st_size

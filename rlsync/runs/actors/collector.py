@@ -157,13 +157,13 @@ class UnrollCollector(RolloutCollector):
         counts = {"num_workers": acting, "rollouts_per_batch": rollouts_per_batch}
         check_settings(settings, counts, "UnrollCollector")
         if settings.slots < rollouts_per_batch:
-            what = (
+            problem = (
                 f"a batch of {rollouts_per_batch} rollouts does not fit into {settings.slots} slots"
             )
             where = (
                 f"UnrollCollector(rollouts_per_batch={rollouts_per_batch}, slots={settings.slots})"
             )
-            raise ConfigError(what, where, "give as many slots as rollouts, or leave slots out")
+            raise ConfigError(problem, where, "give as many slots as rollouts, or leave slots out")
         stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
         self.board = self._made_board()
         self._counted: RingCounters | None = None

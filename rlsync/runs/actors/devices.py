@@ -20,9 +20,9 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
         else:
             count = int(torch.get_device_module(device).device_count())
     except (RuntimeError, TypeError) as error:  # TypeError: not a name at all
-        what = f"no device is called {str(name)!r}"
+        problem = f"no device is called {str(name)!r}"
         raise ConfigError(
-            what, where, "give cpu, or an accelerator, for example cuda or cuda:1"
+            problem, where, "give cpu, or an accelerator, for example cuda or cuda:1"
         ) from error
     number = device.index or 0
     if number >= count:
@@ -46,12 +46,12 @@ def device_of_each(
     if isinstance(names, str | torch.device):
         return (device_named(names, where),) * workers
     if not isinstance(names, Sequence):
-        what = f"{names!r} is neither a device nor a list of devices"
-        raise ConfigError(what, where, "give one, for example cpu")
+        problem = f"{names!r} is neither a device nor a list of devices"
+        raise ConfigError(problem, where, "give one, for example cpu")
     if len(names) != workers:
-        what = f"{len(names)} device{'s' * (len(names) != 1)} for {workers} worker{'s' * (workers != 1)}"
+        problem = f"{len(names)} device{'s' * (len(names) != 1)} for {workers} worker{'s' * (workers != 1)}"
         cure = f"give one device for all workers, or a list of {workers}, one for each"
-        raise ConfigError(what, where, cure)
+        raise ConfigError(problem, where, cure)
     return tuple(device_named(name, f"{where}, entry {entry}") for entry, name in enumerate(names))
 
 

@@ -127,9 +127,9 @@ class RolloutShape:
         }
         for record in player.records:
             if record.name in arrays or record.name in (*last, MASK, COLLECTOR):
-                what = f"two arrays of a batch are called {record.name!r}"
+                problem = f"two arrays of a batch are called {record.name!r}"
                 cure = "rename the record; rlsync.runs.actors.frames lists the names that are taken"
-                raise ConfigError(what, f"{type(player).__name__}.records", cure)
+                raise ConfigError(problem, f"{type(player).__name__}.records", cure)
             lead = steps if record.per == "step" else envs
             arrays[record.name] = (*lead, *record.shape), record.dtype
         return arrays | last
@@ -329,8 +329,8 @@ def _expected(
     """Key, shape and dtype; a dtype of None stands for any: of observations, and of floats but actions."""
     steps = tuple(batch.get(REWARD).shape[:2])
     if len(steps) != 2 or 0 in steps:
-        what = f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]"
-        raise bad_batch(what, batch, "lay it out as listed")
+        problem = f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]"
+        raise bad_batch(problem, batch, "lay it out as listed")
     finals = batch.get(FINAL_INDEX).shape[:1] if FINAL_INDEX in batch else (0,)
     checked = {*REQUIRED, *recorded_keys(player), *FINAL}
     for name, (shape, dtype) in RolloutShape(*steps).arrays(player).items():

@@ -45,9 +45,9 @@ class OwnProcess:
         return True
 
     def silent(self, timeout_s: float) -> AdoptionTimeout:
-        what = f"no rollout was completed for {timeout_s:g} s"
+        problem = f"no rollout was completed for {timeout_s:g} s"
         return AdoptionTimeout(
-            what, "acting in the learner's own process", "look at the environment"
+            problem, "acting in the learner's own process", "look at the environment"
         )
 
     def end(self, timeout_s: float) -> None:

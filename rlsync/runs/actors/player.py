@@ -245,13 +245,13 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
     takes = f"{list(player.observation_shape)} of {player.observation_dtype}"
     gives = f"{list(envs.observation_shape)} of {envs.observation_dtype}"
     if takes != gives:
-        what = f"the player takes observations {takes}, the environment gives {gives}"
+        problem = f"the player takes observations {takes}, the environment gives {gives}"
         raise ConfigError(
-            what, where, "build the network with the observation shape of the environment"
+            problem, where, "build the network with the observation shape of the environment"
         )
     if player.actions != envs.actions:
-        what = f"the player chooses from {player.actions}, the environment takes {envs.actions}"
-        raise ConfigError(what, where, "build the network with the actions of the environment")
+        problem = f"the player chooses from {player.actions}, the environment takes {envs.actions}"
+        raise ConfigError(problem, where, "build the network with the actions of the environment")
 
 
 @dataclass(frozen=True, slots=True)

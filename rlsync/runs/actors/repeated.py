@@ -85,11 +85,11 @@ class RepeatedUnrolls(UnrollCollector):
             # All rollouts of a version may be made before the learner takes the first of them.
             slots += max(Counter(rollout.version for rollout in life.rollouts).values())
         if slots > MAX_SLOTS:
-            what = (
+            problem = (
                 f"{slots} rollouts may have to wait for the learner; a ring has {MAX_SLOTS} slots"
             )
             raise ConfigError(
-                what, "collector.lag, or a rerun", "give a smaller lag, or publish more often"
+                problem, "collector.lag, or a rerun", "give a smaller lag, or publish more often"
             )
         super().__init__(network, env, **given | {"slots": slots, "when_full": "block"})
 
@@ -115,9 +115,9 @@ class RepeatedUnrolls(UnrollCollector):
                     told = "from rollout %d of worker %d on, this run is not the same as others of its seed"
                     logging.getLogger(__name__).warning(told, number, worker)
             elif again and life in (None, lives[worker]):
-                what = f"worker {worker} ended before its recorded life did"
+                problem = f"worker {worker} ended before its recorded life did"
                 raise WorkerLost(
-                    what, "rerun", "look for its own error above, and start the rerun anew"
+                    problem, "rerun", "look for its own error above, and start the rerun anew"
                 )
             lives[worker] = life
             return start_worker(job, worker, life or 0)

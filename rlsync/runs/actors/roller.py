@@ -167,9 +167,9 @@ class Group:
                     has = f"is {list(given[name].shape)}"
                 else:
                     has = "is missing"
-                what = f"{name!r} {has}; {list(shape)} is declared"
+                problem = f"{name!r} {has}; {list(shape)} is declared"
                 cure = "give one entry for each environment, in the shape that actions and records declare"
-                raise ConfigError(what, f"{type(self._seat.player).__name__}, {where}", cure)
+                raise ConfigError(problem, f"{type(self._seat.player).__name__}, {where}", cure)
 
     def act_once_more(self, step: int) -> None:
         """Call the player on copies of what a step is chosen by, with random numbers of its own."""

@@ -179,10 +179,10 @@ class RolloutCollector(BaseCollector):
             LayoutMismatch: the weights do not fit.
         """
         if worker_ids is not None or kwargs:
-            what = "a board publishes to all workers alike"
+            problem = "a board publishes to all workers alike"
             cure = "pass weights alone, or nothing"
             raise PublishError(
-                what, f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})", cure
+                problem, f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})", cure
             )
         weights = next((w for w in (policy_or_weights, weights, policy) if w is not None), None)
         if weights_dict is not None:
@@ -192,8 +192,8 @@ class RolloutCollector(BaseCollector):
         else:
             sent = {model_id or POLICY: weights}
         with self.publisher.one_publish(sent):
-            for destination, what in sent.items():
-                self.publisher.send(destination, what)
+            for destination, weights in sent.items():
+                self.publisher.send(destination, weights)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches, until ``total_frames``.
@@ -287,8 +287,8 @@ def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: 
     for name, value in {"steps": steps, "envs_per_worker": envs, **counts}.items():
         check_count(name, value, 1, f"{where}({name}={value!r})", "")
     if settings.overlap and envs < 2:
-        what = "one environment cannot be split in two"
+        problem = "one environment cannot be split in two"
         cure = "give two or more, or overlap=False"
-        raise ConfigError(what, f"{where}(overlap=True, envs_per_worker={envs})", cure)
+        raise ConfigError(problem, f"{where}(overlap=True, envs_per_worker={envs})", cure)
     check_choice("adoption mode", adopt, get_args(Adopt), f"{where}(adopt={adopt!r})")
     check_resets(settings.env)

@@ -256,10 +256,10 @@ class Supervisor:
 
     def _nothing_came(self, timeout_s: float) -> AdoptionTimeout:
         workers = "; ".join(map(self._how_it_is, range(len(self.procs))))
-        what = f"no rollout was completed for {timeout_s:g} s: {workers}"
+        problem = f"no rollout was completed for {timeout_s:g} s: {workers}"
         cure = "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
         cure += "long, give a longer silent_timeout_s"
-        return AdoptionTimeout(what, "collecting rollouts", cure)
+        return AdoptionTimeout(problem, "collecting rollouts", cure)
 
     def _how_it_is(self, worker: int) -> str:
         if worker in self._pauses.due:

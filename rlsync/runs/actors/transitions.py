@@ -76,9 +76,11 @@ class Transitions:
     def __init__(self, actions: ActionSpec, records: Sequence[Record]) -> None:
         for record in records:
             if record.per != "step":
-                what = f"the player records {record.name!r} once for each unroll, and transitions have steps"
+                problem = f"the player records {record.name!r} once for each unroll, and transitions have steps"
                 raise ConfigError(
-                    what, "a collector of transitions", "record it at each step, or collect unrolls"
+                    problem,
+                    "a collector of transitions",
+                    "record it at each step, or collect unrolls",
                 )
         self._choices: int | None = None
         if isinstance(actions, DiscreteActions):

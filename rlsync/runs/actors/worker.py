@@ -100,8 +100,8 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
     except BoardClosed:  # the learner ends, or a rerun lets this life end where it was recorded to
         return
     except Exception as error:
-        what = error.what if isinstance(error, RlsyncError) else str(error)
-        headline = f"{type(error).__name__}: {what.strip()}".splitlines()[0]
+        problem = error.what if isinstance(error, RlsyncError) else str(error)
+        headline = f"{type(error).__name__}: {problem.strip()}".splitlines()[0]
         writer.leave_last_words(
             "\n".join([headline, "".join(traceback.format_exception(error)).rstrip()])
         )

@@ -82,8 +82,8 @@ def _checked_name(name: str, config: Shipped) -> str:
             f"a config cannot be named {name!r}", "--as", "use letters, digits, _ and -"
         )
     if name in [other.name for other in shipped.groups()[config.group]]:
-        what = f"a shipped config is already named {config.group}/{name}, and Hydra would find that one first"
-        raise ConfigError(what, f"--as {name}", f"choose another name, for example my_{name}")
+        problem = f"a shipped config is already named {config.group}/{name}, and Hydra would find that one first"
+        raise ConfigError(problem, f"--as {name}", f"choose another name, for example my_{name}")
     return name
 
 

@@ -128,17 +128,17 @@ def env_findings(config: Config, timeout_s: float) -> list[Finding]:
 def _decided(name: str, *plays: list[tuple[str, dict[str, int]]]) -> Finding:
     for (moment, one), (_, other) in zip(*plays, strict=False):
         for key in (key for key in one if one[key] != other[key]):
-            what = f"the environment is not decided by its seed: the {key} of {moment} differs"
+            problem = f"the environment is not decided by its seed: the {key} of {moment} differs"
             cure = "draw from self.np_random alone, which reset(seed=...) seeds; and let no clock decide"
-            return Finding("fail", name, what, cure)
+            return Finding("fail", name, problem, cure)
     same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
     return Finding("ok", name, f"the environment is decided by its seed: {same}")
 
 
 def _written(name: str, part: str) -> Finding:
-    what = f"the environment writes into its {part} after it has answered: recipes copy it, and frames of "
-    what += "TorchRL's GymEnv and GymWrapper would show what came later"
-    return Finding("warn", name, what, "return a new array each time, for example array.copy()")
+    problem = f"the environment writes into its {part} after it has answered: recipes copy it, and frames of "
+    problem += "TorchRL's GymEnv and GymWrapper would show what came later"
+    return Finding("warn", name, problem, "return a new array each time, for example array.copy()")
 
 
 def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:

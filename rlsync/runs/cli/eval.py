@@ -149,8 +149,8 @@ def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
     """The same environment, whose episodes gymnasium truncates after so many steps of the policy."""
     match env:
         case AtariConfig():
-            what = "games end after env.max_episode_frames, which the run's config gives"
-            raise ConfigError(what, f"--max-episode-steps {steps}", "leave it out")
+            problem = "games end after env.max_episode_frames, which the run's config gives"
+            raise ConfigError(problem, f"--max-episode-steps {steps}", "leave it out")
         case RenderedConfig():
             steps *= env.frameskip
     return replace(env, kwargs={**env.kwargs, "max_episode_steps": steps})

@@ -43,12 +43,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "number", type=int, nargs="?", metavar="NUMBER", help="from 1, in order of use"
     )
-    for name, what in (
+    for name, meaning in (
         ("worker", "who made it"),
         ("rollout", "of the worker"),
         ("step", "of the rollout"),
     ):
-        parser.add_argument(f"--{name}", type=int, metavar=name[0].upper(), help=f"{what}, from 0")
+        parser.add_argument(
+            f"--{name}", type=int, metavar=name[0].upper(), help=f"{meaning}, from 0"
+        )
     parser.add_argument(
         "--env", type=int, default=0, metavar="E", help="of the worker, from 0 (default 0)"
     )

@@ -78,7 +78,7 @@ def machine() -> list[Finding]:
 
 def memory_file() -> Finding:
     """Whether a board's memory file can be made, written, and opened by another process."""
-    what = "shared memory of a board"
+    subject = "shared memory of a board"
     cure = "allow memfd_create, and /proc/<pid>/fd between processes of one user (hidepid, seccomp, gVisor)"
     cure += f", or set {KIND_VARIABLE}=folder"
     try:
@@ -93,20 +93,20 @@ def memory_file() -> Finding:
         )
         file.close()
     except RlsyncError as error:
-        return Finding("fail", what, error.what, error.cure)
+        return Finding("fail", subject, error.what, error.cure)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("fail", what, str(error), cure)
+        return Finding("fail", subject, str(error), cure)
     if not written:
-        return Finding("fail", what, "data written through a mapping cannot be read back", cure)
+        return Finding("fail", subject, "data written through a mapping cannot be read back", cure)
     if opened.returncode:
         last = opened.stderr.strip().rpartition("\n")[2]
-        return Finding("fail", what, f"another process cannot open it: {last}", cure)
-    return Finding("ok", what, f"{file.KIND}, mapped, written, opened by another process")
+        return Finding("fail", subject, f"another process cannot open it: {last}", cure)
+    return Finding("ok", subject, f"{file.KIND}, mapped, written, opened by another process")
 
 
 def lock() -> Finding:
     """Whether locks of open files exclude each other, and end with their owner."""
-    what = "locks of open files"
+    subject = "locks of open files"
     try:
         one = SharedFile.create("rlsync-doctor")
         other = SharedFile.open(one.address)
@@ -122,56 +122,56 @@ def lock() -> Finding:
         steps.append(not one.is_locked(0))
         one.close()
     except RlsyncError as error:
-        return Finding("fail", what, error.what, error.cure)
+        return Finding("fail", subject, error.what, error.cure)
     except OSError as error:
         return Finding(
-            "fail", what, str(error), f"{KIND_VARIABLE}=folder, or no sandbox that filters fcntl"
+            "fail", subject, str(error), f"{KIND_VARIABLE}=folder, or no sandbox that filters fcntl"
         )
     if not all(steps):
         cure = "report this machine's kernel with --markdown"
-        return Finding("fail", what, f"they do not work: {steps}", cure)
-    return Finding("ok", what, "exclude each other, and end with their owner")
+        return Finding("fail", subject, f"they do not work: {steps}", cure)
+    return Finding("ok", subject, "exclude each other, and end with their owner")
 
 
 def checkpoints(folder: Path) -> Finding:
     """Whether a run in a folder can write checkpoints, and what its file system lacks for that."""
-    what = "checkpoints in this folder"
+    subject = "checkpoints in this folder"
     try:
         lacks = require_checkpoints(folder, str(folder))
     except ConfigError as error:
-        return Finding("warn", what, error.what, error.cure)
+        return Finding("warn", subject, error.what, error.cure)
     if lacks:
         cure = "give a run_dir on a local disk: here more is written, and a power cut may cost a checkpoint"
-        return Finding("warn", what, f"its file system cannot {', '.join(lacks)}", cure)
-    return Finding("ok", what, "files and folders are synced, renamed and linked")
+        return Finding("warn", subject, f"its file system cannot {', '.join(lacks)}", cure)
+    return Finding("ok", subject, "files and folders are synced, renamed and linked")
 
 
 def torch_sharing() -> Finding:
     """Whether torch can put a tensor into shared memory. TorchRL's batches need this."""
-    what = "torch's shared memory"
+    subject = "torch's shared memory"
     strategy = torch.multiprocessing.get_sharing_strategy()
     try:
         torch.zeros(1024, device="cpu").share_memory_().fill_(1.0)
     except (OSError, RuntimeError) as error:
         cure = "give the container a /dev/shm (docker: --shm-size=1g)"
-        return Finding("fail", what, f"{strategy}: {error}", cure)
-    return Finding("ok", what, f"strategy {strategy}")
+        return Finding("fail", subject, f"{strategy}: {error}", cure)
+    return Finding("ok", subject, f"strategy {strategy}")
 
 
 def shm_size(folder: Path = Path("/dev/shm")) -> Finding:
     """How much room /dev/shm has for TorchRL's batches. A board does not use it."""
-    what = str(folder)
+    subject = str(folder)
     if not folder.is_dir():
         cure = "mount a tmpfs: process collectors share batches there"
-        return Finding("warn", what, "does not exist", cure)
+        return Finding("warn", subject, "does not exist", cure)
     room = shutil.disk_usage(folder)
     found = f"{room.free // 2**20:,} MiB free of {room.total // 2**20:,} MiB"
     if min(room.total, room.free) <= _SMALL_SHM_BYTES:
         cure = (
             "docker: --shm-size=1g; batches of process collectors and TorchRL's own schemes need it"
         )
-        return Finding("warn", what, found, cure)
-    return Finding("ok", what, found)
+        return Finding("warn", subject, found, cure)
+    return Finding("ok", subject, found)
 
 
 def descriptors() -> Finding:
@@ -196,26 +196,28 @@ def threads(count: int, cores: int) -> Finding:
 
 def omp(setting: str | None, cores: int) -> Finding:
     """The value of OMP_NUM_THREADS, which each worker process inherits."""
-    what = "OMP_NUM_THREADS"
+    subject = "OMP_NUM_THREADS"
     if setting is None:
         return Finding(
-            "ok", what, "not set: TorchRL's workers use one thread, other processes all cores"
+            "ok", subject, "not set: TorchRL's workers use one thread, other processes all cores"
         )
     if not setting.isdigit() or not 1 <= int(setting) <= cores:
-        return Finding("warn", what, f"{setting}, with {cores} usable cores", f"export {what}=1")
-    return Finding("ok", what, setting)
+        return Finding(
+            "warn", subject, f"{setting}, with {cores} usable cores", f"export {subject}=1"
+        )
+    return Finding("ok", subject, setting)
 
 
 def bfloat16() -> Finding:
     """Whether this CPU has instructions for bfloat16. Without them it is slower than float32."""
-    what = "bfloat16 on this CPU"
+    subject = "bfloat16 on this CPU"
     if native := bfloat16_instructions():
-        return Finding("ok", what, f"fast: {', '.join(native)}")
+        return Finding("ok", subject, f"fast: {', '.join(native)}")
     cure = "keep policies in float32 on the CPU: no bf16 autocast, no Source(..., dtype='bfloat16')"
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return Finding("warn", what, "emulated: no faster than float32", cure)
+        return Finding("warn", subject, "emulated: no faster than float32", cure)
     slower = "not supported by oneDNN here: convolutions are about ten times slower"
-    return Finding("warn", what, slower, cure)
+    return Finding("warn", subject, slower, cure)
 
 
 #: Of the publish that is measured: large enough that the copy is what counts, and over in a moment.

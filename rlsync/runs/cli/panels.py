@@ -65,8 +65,8 @@ def check_file(out: Path) -> None:
     check_folder(out)
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
-        what = f"no picture format {out.suffix!r}"
-        raise ConfigError(what, str(out), f"end it in .png; also: {', '.join(known)}")
+        problem = f"no picture format {out.suffix!r}"
+        raise ConfigError(problem, str(out), f"end it in .png; also: {', '.join(known)}")
 
 
 def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:

@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
     except RlsyncError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        what = f"cannot read what the run wrote of itself: {first_line(error)}"
-        raise ConfigError(what, str(given.run), "use the rlsync that wrote it") from error
+        problem = f"cannot read what the run wrote of itself: {first_line(error)}"
+        raise ConfigError(problem, str(given.run), "use the rlsync that wrote it") from error
     if given.json:
         print_document(json_of(found.to_dict()))
     else:

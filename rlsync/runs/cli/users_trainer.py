@@ -61,10 +61,10 @@ def target_of(word: str, or_else: str = "") -> NamedTrainer:
     offered = f"{file.name} has {', '.join(_offered(_read(file, word))) or 'none'}"
     if not colon or not name.isidentifier():
         if name:
-            what = f"{name!r} is no name"
+            problem = f"{name!r} is no name"
         else:
-            what = f"{word!r} names a file, but no function or trainer in it"
-        raise ConfigError(what, word, f"{form}; {offered}")
+            problem = f"{word!r} names a file, but no function or trainer in it"
+        raise ConfigError(problem, word, f"{form}; {offered}")
     return NamedTrainer(word, file.resolve(), name, offered)
 
 
@@ -130,8 +130,8 @@ def _made(target: NamedTrainer, module: ModuleType) -> object:
     """The value that the name stands for; of a function, what it returns."""
     if target.name not in vars(module):
         hint = did_you_mean(nearest_name(target.name, [n for n in vars(module) if n[0] != "_"]))
-        what = f"no function or trainer {target.name!r} in {target.file.name}"
-        raise ConfigError(what, target.word, f"{hint}{target.offered}")
+        problem = f"no function or trainer {target.name!r} in {target.file.name}"
+        raise ConfigError(problem, target.word, f"{hint}{target.offered}")
     value = vars(module)[target.name]
     if isinstance(value, Trainer) or not callable(value):
         return value
@@ -148,9 +148,9 @@ def _trainer_of(made: object, target: NamedTrainer) -> Trainer:
     values = made if isinstance(made, tuple) else (made,)
     trainers = [value for value in values if isinstance(value, Trainer)]
     if len(trainers) != 1:
-        what = f"{target.name} gives {type(made).__name__}, and no trainer"
+        problem = f"{target.name} gives {type(made).__name__}, and no trainer"
         raise ConfigError(
-            what, target.word, "return a Trainer, or a tuple with one, before it is trained"
+            problem, target.word, "return a Trainer, or a tuple with one, before it is trained"
         )
     return trainers[0]
 
@@ -161,9 +161,9 @@ def _never_training() -> Iterator[None]:
 
     def refuse(trainer: Trainer, *_: object, **__: object) -> None:
         caller = inspect.stack()[1]
-        what = "the trainer is trained before it can be looked at"
+        problem = "the trainer is trained before it can be looked at"
         cure = f"name a function that returns the trainer before it trains, or {_GUARD}"
-        raise ConfigError(what, f"{Path(caller.filename).name}, line {caller.lineno}", cure)
+        raise ConfigError(problem, f"{Path(caller.filename).name}, line {caller.lineno}", cure)
 
     train = Trainer.train
     Trainer.train = refuse

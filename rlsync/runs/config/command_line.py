@@ -133,9 +133,9 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
     if not unknown and not goes_on:
         return [[*hydras, *job] for job in itertools.product(*map(values_of, task))]
     if not goes_on:
-        what = f"Hydra's own sweeper cannot list the values of {unknown[0].input_line}"
+        problem = f"Hydra's own sweeper cannot list the values of {unknown[0].input_line}"
         cure = "write key=a,b or key=range(0,3); other sweepers are plugins of Hydra: hydra/sweeper=..."
-        errors.append(ConfigError(what, "-m", cure))
+        errors.append(ConfigError(problem, "-m", cure))
     return [[*hydras, *(str(o.input_line) for o in task if not o.is_sweep_override())]]
 
 

@@ -369,9 +369,9 @@ def _take_lag_for_kind(found: Any, file: Path) -> None:
     kind = collector.get("kind")
     transport = collector.get("transport")
     if transport not in (None, "board"):
-        what = f"workers of a recipe get their weights from a board, and no more by {transport}"
+        problem = f"workers of a recipe get their weights from a board, and no more by {transport}"
         cure = "start anew, without collector.transport; collectors of your own take any WeightSyncScheme"
-        raise ConfigError(what, f"{file}, collector.transport", cure)
+        raise ConfigError(problem, f"{file}, collector.transport", cure)
     collector.pop("transport", None)
     if kind not in _KINDS:  # there is none, or a value that is refused as an unknown key
         return
@@ -387,11 +387,11 @@ def _require_map_of_now(found: Any, file: Path) -> None:
     routes = OmegaConf.select(found, "sync.map", default=[])
     destinations = [str(OmegaConf.select(route, "destination")) for route in routes]
     if OmegaConf.select(found, "recipe.name") == "td3" and "policy.module[0]" in destinations:
-        what = (
+        problem = (
             "the workers of td3 have the actor as 'policy' now, and no more as 'policy.module[0]'"
         )
         cure = "start anew: a run of an earlier rlsync cannot go on; or let the rlsync that wrote it do so"
-        raise ConfigError(what, f"{file}, sync.map", cure)
+        raise ConfigError(problem, f"{file}, sync.map", cure)
 
 
 def _leave_out_what_has_gone(found: Any, known: Any) -> None:

@@ -236,8 +236,8 @@ def stumbles(over: str = "this") -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, YAMLError):
         raise
     except Exception as error:
-        what = f"Hydra cannot compose {over}: {type(error).__name__}: {first_line(error)}"
-        raise HydraException(what) from error
+        problem = f"Hydra cannot compose {over}: {type(error).__name__}: {first_line(error)}"
+        raise HydraException(problem) from error
 
 
 def composed(config_name: str, words: Sequence[str]) -> DictConfig:

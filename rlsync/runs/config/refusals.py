@@ -69,8 +69,8 @@ def parsed(line: str) -> Override:
         cure = "write key=value; quote what the shell or Hydra would split: 'key=\"a, b\"'"
         if "[" in line.partition("=")[0]:
             cure = "write key=value; an entry of a list goes by its number: sync.map.0.source=..."
-        what = f"cannot read an override: {first_line(error) if '=' in line else 'it has no ='}"
-        raise ConfigError(what, f"override {line}", cure) from error
+        problem = f"cannot read an override: {first_line(error) if '=' in line else 'it has no ='}"
+        raise ConfigError(problem, f"override {line}", cure) from error
     override.config_loader = GlobalHydra.instance().config_loader()  # for glob()
     return override
 
@@ -123,12 +123,12 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
     if below_free or (key in FREE_FORM and override.value()):
         if not adds and (key in FREE_FORM or key not in known):
             if key in FREE_FORM:
-                what = f"{key} is empty"
+                problem = f"{key} is empty"
             else:
-                what = f"unknown key {key!r}"
+                problem = f"unknown key {key!r}"
             near = did_you_mean(nearest(key, known))
             yield ConfigError(
-                what, where, f"{near}an argument that is new here is added: write +{line}"
+                problem, where, f"{near}an argument that is new here is added: write +{line}"
             )
     elif above := _list_above(key, known):
         yield ConfigError(f"unknown key {key!r}", where, _all_entries(f"{above}.0"))
@@ -147,10 +147,10 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
 
 def of_sweeper(sweeper: str) -> ConfigError:
     """What is wrong with a sweeper that is not Hydra's own."""
-    what = f"the sweeper {sweeper!r} may choose jobs by what others have returned, and a run returns nothing"
+    problem = f"the sweeper {sweeper!r} may choose jobs by what others have returned, and a run returns nothing"
     cure = "leave it out: key=a,b tries each value; or let a program of yours start a process for each run, and "
     cure += f"read what the run leaves in its folder ({EVALUATIONS}, {STATISTICS}, {ENDED})"
-    return ConfigError(what, f"hydra/sweeper={sweeper}", cure)
+    return ConfigError(problem, f"hydra/sweeper={sweeper}", cure)
 
 
 def _of_yaml(error: YAMLError) -> ConfigError:
@@ -158,8 +158,8 @@ def _of_yaml(error: YAMLError) -> ConfigError:
     where = "a YAML file of the configuration"
     if mark is not None:
         where = f"{mark.name}, line {mark.line + 1}"
-    what = f"cannot read a YAML file: {getattr(error, 'problem', None) or first_line(error)}"
-    return ConfigError(what, where, "correct it; YAML is indented by spaces")
+    problem = f"cannot read a YAML file: {getattr(error, 'problem', None) or first_line(error)}"
+    return ConfigError(problem, where, "correct it; YAML is indented by spaces")
 
 
 def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
@@ -170,11 +170,13 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     inner: Any = error.__cause__ or error.__context__
     if not isinstance(inner, OmegaConfBaseException):
         inner = error
-    what = first_line(inner)
+    problem = first_line(inner)
     cure = SEE_ALL
     if not isinstance(error, HydraException | OmegaConfBaseException):
-        what = f"Hydra stopped with {type(error).__name__}: {first_line(error)}".removesuffix(": ")
-    if kind := re.search("could not be converted to (Integer|Float)", what):
+        problem = f"Hydra stopped with {type(error).__name__}: {first_line(error)}".removesuffix(
+            ": "
+        )
+    if kind := re.search("could not be converted to (Integer|Float)", problem):
         cure = f"give a {'whole number' if kind[1] == 'Integer' else 'number'}; {SEE_ALL}"
     if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
         names = [spec.name for spec in fields(inner.object_type)]
@@ -186,16 +188,16 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     ):
         cure = GONE[str(error.missing_cfg_file).replace("/", "=")]
     if in_file := _IN_FILE.search(str(error)):
-        return ConfigError(what, f"{in_file['file']}.yaml", cure)
+        return ConfigError(problem, f"{in_file['file']}.yaml", cure)
     guilty = max((line for line in words if line in str(error)), key=len, default="")
     key, _, value = guilty.lstrip("+~").partition("=")
-    if "ListConfig" in what:
+    if "ListConfig" in problem:
         if key.startswith("sync.map"):
             cure = _A_MAP
         else:
             cure = f"a list is written in brackets: {key}=[{value}]"
     where = f"override {guilty}" if guilty else " ".join(["the configuration with", *words])
-    return ConfigError(what, where, cure)
+    return ConfigError(problem, where, cure)
 
 
 def raise_interrupt(error: Exception) -> None:

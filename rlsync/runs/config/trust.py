@@ -67,9 +67,9 @@ def claim(run: Path, trusted: bool) -> None:
         (_state_folder() / number).write_text(f"{run.stat().st_ino} {run.resolve()}\n")
         write_whole(run / STARTED, lambda beside: beside.write_text(number))
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        what = f"this run cannot be recorded as yours: {first_line(error)}"
+        problem = f"this run cannot be recorded as yours: {first_line(error)}"
         cure = f"set XDG_STATE_HOME to a folder that you can write; else eval and resume may ask for {FLAG}"
-        warn(RlsyncWarning(what, str(run), cure))
+        warn(RlsyncWarning(problem, str(run), cure))
 
 
 def is_mine(run: Path) -> bool:
@@ -159,15 +159,15 @@ def config_in(file: Path) -> DictConfig:
         raise unreadable(first_line(error), file) from error
     for text in texts:
         if "${" in text or text != printable(text):
-            what = f"a run's configuration has values alone, and this one has {text!r}"
-            raise ConfigError(what, str(file), "write the value there")
+            problem = f"a run's configuration has values alone, and this one has {text!r}"
+            raise ConfigError(problem, str(file), "write the value there")
     return found
 
 
 def unreadable(why: str, file: Path) -> ConfigError:
     """The error of a run's config that cannot be read."""
-    what = f"cannot read the run's configuration: {why}"
-    return ConfigError(what, str(file), "use the rlsync that wrote it, and its recipe")
+    problem = f"cannot read the run's configuration: {why}"
+    return ConfigError(problem, str(file), "use the rlsync that wrote it, and its recipe")
 
 
 def _texts(value: Any) -> Iterator[str]:

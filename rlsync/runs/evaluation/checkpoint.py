@@ -59,9 +59,9 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     try:
         Checkpoint(**wanted).load(checkpoint, map_location="cpu")
     except (CheckpointError, OSError, TypeError, ValueError) as error:
-        what = f"the checkpoint does not fit the run's configuration: {first_line(error)}"
+        problem = f"the checkpoint does not fit the run's configuration: {first_line(error)}"
         cure = "give a checkpoint that a run with this configuration wrote"
-        raise ConfigError(what, str(checkpoint), cure) from error
+        raise ConfigError(problem, str(checkpoint), cure) from error
     found = counters.state
     steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
     version = int(found["version"])
@@ -80,15 +80,15 @@ def load_best(
     try:
         acting.weights.load_state_dict(best.weights)
     except (RuntimeError, TypeError, AttributeError) as error:
-        what = f"{file.name} does not fit the run's configuration: {first_line(error)}"
-        raise ConfigError(what, str(file), "it is of a run with other networks") from error
+        problem = f"{file.name} does not fit the run's configuration: {first_line(error)}"
+        raise ConfigError(problem, str(file), "it is of a run with other networks") from error
     try:
         lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
         frames = (int(r["frames"]) for r in lines if r["version"] == best.version)
         return Trained(int(best.version), 0, next(frames, 0))
     except (ValueError, KeyError, TypeError) as error:
-        what = f"cannot read what the run published: {first_line(error)}"
-        raise ConfigError(what, str(receipts), "remove or repair the file") from error
+        problem = f"cannot read what the run published: {first_line(error)}"
+        raise ConfigError(problem, str(receipts), "remove or repair the file") from error
 
 
 class Component:

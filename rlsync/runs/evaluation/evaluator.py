@@ -133,9 +133,9 @@ class Evaluator(TrainerHookBase):
                         raise self._lost(doing)
                     pid = self._process.pid
                     where = f"{doing} in {self._env}"
-                    what = f"the evaluator (pid {pid}) has not made its first step after {within_s:g} s"
+                    problem = f"the evaluator (pid {pid}) has not made its first step after {within_s:g} s"
                     cure = f"look where it hangs (py-spy dump --pid {pid}), give a longer start_timeout_s, or "
-                    raise AdoptionTimeout(what, where, cure + _LEAVE_OUT)
+                    raise AdoptionTimeout(problem, where, cure + _LEAVE_OUT)
         except BaseException:
             self.close()
             raise
@@ -201,28 +201,28 @@ class Evaluator(TrainerHookBase):
             return None
         if has_ended(self._process, dying=not status.alive or self._last_words() is not None):
             return None
-        what = f"the evaluator (pid {status.pid}, {status.state}) has not made a step "
-        what += f"for {self._silence.timeout_s:g} s, with version {status.adopted_version}"
+        problem = f"the evaluator (pid {status.pid}, {status.state}) has not made a step "
+        problem += f"for {self._silence.timeout_s:g} s, with version {status.adopted_version}"
         if (words := self._last_words()) is not None:
-            what += f", nor ended since it failed: {words.what}"
+            problem += f", nor ended since it failed: {words.what}"
         cure = (
             f"find out what stopped it, or where it hangs (py-spy dump --pid {status.pid}); if a step takes "
             f"that long, give a longer collector.silent_timeout_s; or {_LEAVE_OUT}"
         )
-        return AdoptionTimeout(what, f"evaluating in {self._env}", cure)
+        return AdoptionTimeout(problem, f"evaluating in {self._env}", cure)
 
     def _lost(self, doing: str) -> WorkerLost:
         """The error of a process that has ended: how, and why in its own words."""
         code = self._process.exitcode
         assert code is not None, "it has ended"
-        what = f"the evaluator (pid {self._process.pid}) {ending(code)}"
+        problem = f"the evaluator (pid {self._process.pid}) {ending(code)}"
         where = f"{doing} in {self._env}"
         cure = f"look who ended it (out of memory?), or {_LEAVE_OUT}"
         if (last := self._last_words()) is not None:
-            what = f"{what}: {last.what}"
+            problem = f"{problem}: {last.what}"
             where = f"{where}; {last.where}" if last.where else where
             cure = last.cure or f"look at its traceback above, or {_LEAVE_OUT}"
-        return WorkerLost(what, where, cure)
+        return WorkerLost(problem, where, cure)
 
     def _last_words(self) -> Words | None:
         """Why the process ends, if it has told."""

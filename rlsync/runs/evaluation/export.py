@@ -41,13 +41,13 @@ Act = Callable[..., Any]  # as Policy.forward
 def check_file(file: Path) -> None:
     """Raise ConfigError for a file that cannot be written, before anything is loaded."""
     if file.suffix not in FORMATS:
-        what = f"a policy cannot be written as {file.suffix!r}"
+        problem = f"a policy cannot be written as {file.suffix!r}"
         known = ", ".join(FORMATS)
-        raise ConfigError(what, str(file), f"name one of {known}")
+        raise ConfigError(problem, str(file), f"name one of {known}")
     for name in FORMATS[file.suffix][1]:
         if not has_package(name):
-            what = f"{name} is not installed, which {file.suffix} needs"
-            raise ConfigError(what, str(file), "pip install 'rlsync[export]'")
+            problem = f"{name} is not installed, which {file.suffix} needs"
+            raise ConfigError(problem, str(file), "pip install 'rlsync[export]'")
     check_folder(file)
 
 
@@ -58,11 +58,11 @@ def export(policy: Policy, envs: Envs, file: Path) -> float:
     """
     check_fits(policy.player, envs, str(policy.env))
     if file.suffix == ".onnx" and _draws(policy, envs):
-        what = (
+        problem = (
             "this player draws random numbers even for the likeliest actions, and ONNX draws others"
         )
         raise ConfigError(
-            what, str(file), "write a .pt2, which draws those of torch, or a .safetensors"
+            problem, str(file), "write a .pt2, which draws those of torch, or a .safetensors"
         )
     logging.disable(logging.WARNING)  # torch.onnx tells of packages that are not needed
     try:
@@ -71,15 +71,15 @@ def export(policy: Policy, envs: Envs, file: Path) -> float:
             data, act = FORMATS[file.suffix][0](policy)
     except Exception as error:  # torch.export and torch.onnx run the player, which may be anybody's
         cure = "write a .safetensors, which has its weights alone, or an act() that torch.export can follow"
-        what = f"this player cannot be written so: {first_line(error)}"
-        raise ConfigError(what, str(file), cure) from error
+        problem = f"this player cannot be written so: {first_line(error)}"
+        raise ConfigError(problem, str(file), cure) from error
     finally:
         logging.disable(logging.NOTSET)
     apart, wrong = _compared(policy, act, envs)
     if wrong:
-        what = f"the file acts in another way in {wrong:,} of {OBSERVATIONS:,} observations, by {apart:.2g}"
+        problem = f"the file acts in another way in {wrong:,} of {OBSERVATIONS:,} observations, by {apart:.2g}"
         raise RlsyncError(
-            what, str(file), "nothing was written; a .safetensors has the weights alone"
+            problem, str(file), "nothing was written; a .safetensors has the weights alone"
         )
     write_whole(file, lambda beside: beside.write_bytes(data))
     return apart

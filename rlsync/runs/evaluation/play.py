@@ -284,9 +284,9 @@ class FilmedAtari(AleEnvs):
         here = (float(answer.reward[0]), bool(answer.over[0]))
         on_film = (float(reward[0]), over)
         if here != on_film:
-            what = f"the game and its film differ: reward and end {here}, on film {on_film}"
+            problem = f"the game and its film differ: reward and end {here}, on film {on_film}"
             cure = "leave the video out: --no-video"
-            raise RlsyncError(what, f"{self._game}, started twice with one seed", cure)
+            raise RlsyncError(problem, f"{self._game}, started twice with one seed", cure)
         self.frame = (info["final_obs"] if over else seen)[0, -1]
         return answer
 
@@ -361,8 +361,8 @@ def check_packages(file: Path) -> None:
     for module, package in _PACKAGES[suffix].items():
         if not has_package(module):
             other = "" if suffix == ".gif" else ", or name a .gif"
-            what = f"{module} is not installed, which writes {suffix}"
-            raise ConfigError(what, str(file), f"pip install '{package}'{other}")
+            problem = f"{module} is not installed, which writes {suffix}"
+            raise ConfigError(problem, str(file), f"pip install '{package}'{other}")
 
 
 def film(

@@ -106,9 +106,11 @@ class Policy(nn.Module):
         seen = torch.as_tensor(observation, dtype=self.player.observation_dtype, device=self.device)
         alone = seen.ndim == len(shape := self.player.observation_shape)
         if seen.shape[0 if alone else 1 :] != shape:
-            what = f"an observation is of shape {[*shape]}, or [N] and these; got {[*seen.shape]}"
+            problem = (
+                f"an observation is of shape {[*shape]}, or [N] and these; got {[*seen.shape]}"
+            )
             cure = "give it as the environment does, and a picture with its channels first"
-            raise ConfigError(what, "policy(observation)", cure)
+            raise ConfigError(problem, "policy(observation)", cure)
         seen = seen.unsqueeze(0) if alone else seen
         if state is None:
             state = self.begin(len(seen)) if self.memory else {}

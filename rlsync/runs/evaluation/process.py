@@ -151,9 +151,9 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
                 "its content is not what was written" if written else "it has no digest"
             )
     except Exception as error:  # a damaged file may raise anything
-        what = f"cannot read the best version: {first_line(error) or type(error).__name__}"
+        problem = f"cannot read the best version: {first_line(error) or type(error).__name__}"
         cure = "remove the file; if it is whole, and of an older rlsync, add --trust (in Python trust=True)"
-        raise ConfigError(what, str(file), cure) from error
+        raise ConfigError(problem, str(file), cure) from error
     return best
 
 
@@ -175,8 +175,8 @@ def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
     except Exception as error:
         if (refusal := machines(error)) is not None:
             folder = job.file.parent
-            what = f"{refusal.strerror}: {refusal.filename or folder}"
-            _leave(learner, Words(what, str(folder), cure_of(refusal, folder) or ""))
+            problem = f"{refusal.strerror}: {refusal.filename or folder}"
+            _leave(learner, Words(problem, str(folder), cure_of(refusal, folder) or ""))
             sys.exit(1)
         _leave(learner, Words(f"{type(error).__name__}: {first_line(error)}"))
         raise
@@ -263,8 +263,8 @@ def read_evaluations(file: Path) -> list[Evaluated]:
         with file.open(newline="") as opened:
             return [Evaluated(**_values(row)) for row in csv.DictReader(opened)]
     except (csv.Error, ValueError, TypeError) as error:
-        what = f"cannot read the evaluations: {first_line(error)}"
-        raise ConfigError(what, str(file), "remove or repair the file") from error
+        problem = f"cannot read the evaluations: {first_line(error)}"
+        raise ConfigError(problem, str(file), "remove or repair the file") from error
 
 
 def _values(row: dict[str, str]) -> dict[str, Any]:

@@ -62,6 +62,6 @@ def wanted(
     for number, (life, _) in enumerate(chosen, 1):
         if given.until in {publish.version for publish in life.publishes}:
             return chosen[:number]
-    what = f"no version {given.until} was recorded"
+    problem = f"no version {given.until} was recorded"
     newest = chosen[-1][0].publishes[-1].version
-    raise ConfigError(what, "--until", f"the newest version is {newest}")
+    raise ConfigError(problem, "--until", f"the newest version is {newest}")

@@ -88,15 +88,15 @@ class Ending:
     def _written(self, error: BaseException | None) -> None:
         how = self._how
         status = self._status
-        what = ""
+        problem = ""
         if isinstance(error, RlsyncError):
             how = "failed"
             status = exit_status(error)
-            what = str(error)
+            problem = str(error)
         elif error is not None:
             how = "failed"
             status = EXIT_FAILED
-            what = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"
         checkpoint = self._run_dir / CHECKPOINT
         sync = self._sync
         if self._trainer is None:
@@ -112,7 +112,7 @@ class Ending:
             ended = None
         else:
             ended = evaluations_ended(self._trainer)
-        Ended(how, at(time.time()), status, frames, version, what, left, run_id, ended).write(
+        Ended(how, at(time.time()), status, frames, version, problem, left, run_id, ended).write(
             self._run_dir
         )
 

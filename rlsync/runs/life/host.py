@@ -26,10 +26,10 @@ def require_host(job: Job) -> None:
     if threading.current_thread() is not threading.main_thread():
         cure = "call it in the main thread, or in a process of its own: "
         cure += "subprocess.run([sys.executable, '-m', 'rlsync', 'train', ...])"
-        what = (
+        problem = (
             "in a thread Python delivers no signals, so nothing could stop a run with a checkpoint"
         )
-        raise ConfigError(what, f"thread {threading.current_thread().name!r}", cure)
+        raise ConfigError(problem, f"thread {threading.current_thread().name!r}", cure)
     evaluates = job.config.recipe.evaluations().every_frames > 0
     if job.agents or evaluates or not job.config.in_process:
         require_children()

@@ -67,16 +67,16 @@ class Job:
         elsewhere = {str(p.device) for p in loss.parameters() if p.device != device}
         if elsewhere:
             where = "learner.device"
-            what = f"trains on {', '.join(elsewhere)}, not on {device}"
+            problem = f"trains on {', '.join(elsewhere)}, not on {device}"
             cure = "let its build() move the networks to run.device before it makes the loss"
         elif kept is not None and set(kept.state_dict()) != set(acts.state_dict()):
             where = "acting"
-            what = "returned another network there than the one that a checkpoint keeps"
+            problem = "returned another network there than the one that a checkpoint keeps"
             cure = "let it return one like the loss module's actor_network, else like its value_network"
         else:
             return trainer
         trainer.shutdown()
-        raise ConfigError(f"the recipe {self.recipe.name!r} {what}", where, cure)
+        raise ConfigError(f"the recipe {self.recipe.name!r} {problem}", where, cure)
 
     def continues_in(self, run_dir: Path) -> bool:
         """Whether the run goes on in the folder that it resumes from."""
@@ -160,9 +160,9 @@ def try_checkpoints(run_dir: Path) -> None:
     """Try what a checkpoint needs: ConfigError if it cannot be had, a warning if it takes more there."""
     where = f"run_dir={run_dir}"
     if lacks := require_checkpoints(run_dir, where):
-        what = f"the file system of the run's folder cannot {', '.join(lacks)}"
+        problem = f"the file system of the run's folder cannot {', '.join(lacks)}"
         cure = "give a run_dir on a local disk: here more is written, and a power cut may cost a checkpoint"
-        warn(RlsyncWarning(what, where, cure))
+        warn(RlsyncWarning(problem, where, cure))
 
 
 class ManyErrors(ConfigError):
@@ -255,8 +255,10 @@ def _agents(
 
         errors += caught(lambda: shared_replay([*agents.values()], spaces)[0].close())
     elif not errors:
-        what = "all agents of this population have ended"
-        errors.append(ConfigError(what, f"resume={whole.resume}", "give more recipe.total_frames"))
+        problem = "all agents of this population have ended"
+        errors.append(
+            ConfigError(problem, f"resume={whole.resume}", "give more recipe.total_frames")
+        )
     return agents, errors
 
 
@@ -269,8 +271,10 @@ def _varied(whole: Config) -> tuple[list[list[str]], list[RlsyncError]]:
         text = ",".join(map(json.dumps, values)) if isinstance(values, list) else values
         each = values_of(parsed(f"recipe.{key}={text}"))
         if len(each) != recipe.population():
-            what = f"recipe.vary has {len(each)} values of {key} for {recipe.population()} agents"
-            errors.append(ConfigError(what, "recipe.vary", "give a value for each agent"))
+            problem = (
+                f"recipe.vary has {len(each)} values of {key} for {recipe.population()} agents"
+            )
+            errors.append(ConfigError(problem, "recipe.vary", "give a value for each agent"))
         varied.append(each)
     return varied, errors
 

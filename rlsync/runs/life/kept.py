@@ -54,11 +54,11 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool =
     found = checkpoint_at(folder)
     if found is None:
         if folder.is_dir():
-            what = f"{folder} holds no checkpoint"
+            problem = f"{folder} holds no checkpoint"
         else:
-            what = f"{folder} does not exist"
+            problem = f"{folder} does not exist"
         cure = "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames"
-        raise ConfigError(what, where, f"{cure}; rlsync status {run} says how it ended")
+        raise ConfigError(problem, where, f"{cure}; rlsync status {run} says how it ended")
     trust.check_checkpoint(found, trusted)
     if not require_whole(found, trusted=trusted, components=COMPONENTS):
         print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)
@@ -76,16 +76,18 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
         for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
             theirs = OmegaConf.select(written, key)
             if theirs != ours:
-                what = f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}"
-                raise ConfigError(what, where, f"name its own run: rlsync eval {checkpoint.parent}")
+                problem = f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}"
+                raise ConfigError(
+                    problem, where, f"name its own run: rlsync eval {checkpoint.parent}"
+                )
     elif Checkpoint.is_checkpoint(own):
         odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {
             *Checkpoint.manifest(own)["components"]
         }
         if odd:
             parts = ", ".join(sorted(odd))
-            what = f"that checkpoint is not made as the run's own: only one of them has: {parts}"
-            raise ConfigError(what, where, "name the run that wrote it")
+            problem = f"that checkpoint is not made as the run's own: only one of them has: {parts}"
+            raise ConfigError(problem, where, "name the run that wrote it")
 
 
 def policy_of(

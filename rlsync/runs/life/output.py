@@ -47,8 +47,8 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
     if refusal is None:
         return None
     if refusal.errno == errno.ENOENT and not run.is_dir():
-        what = "the folder of the run is gone"
-        return Refused(what, str(run), "leave it there until the run has ended")
+        problem = "the folder of the run is gone"
+        return Refused(problem, str(run), "leave it there until the run has ended")
     named = [name for name in (refusal.filename, refusal.filename2) if name is not None]
     cure = cure_of(
         refusal, Path(os.fsdecode(named[0])).parent if named and isinstance(named[0], str) else run
@@ -72,9 +72,9 @@ def output_read(run: Path = Path()) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
         if by_rich or (isinstance(error, OSError) and 1 in drop_unread()):
-            what = "nobody reads the output any more"
+            problem = "nobody reads the output any more"
             cure = "write it to a file, and read that"
-            raise Unread(what, "standard output", cure) from error
+            raise Unread(problem, "standard output", cure) from error
         told = None if isinstance(error, SystemExit) else refused(error, run)
         if told is None:
             raise

@@ -79,16 +79,16 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
     old = before.recipe.variant()
     new = now.recipe.variant()
     if old != new:
-        what = f"cannot resume a run of {old!r} with the recipe {new!r}"
+        problem = f"cannot resume a run of {old!r} with the recipe {new!r}"
         yield ConfigError(
-            what, f"resume={now.resume}", f"add recipe={old}, or start anew without resume"
+            problem, f"resume={now.resume}", f"add recipe={old}, or start anew without resume"
         )
         return
     for change in changes(before, now):
         if change.kept:
-            what = f"a resumed run cannot change {change}: {change.kept}"
+            problem = f"a resumed run cannot change {change}: {change.kept}"
             cure = f"leave {change.key} out, or start anew without resume"
-            yield ConfigError(what, f"resume={now.resume}", cure)
+            yield ConfigError(problem, f"resume={now.resume}", cure)
 
 
 def require_fit(
@@ -109,11 +109,11 @@ def require_fit(
         raise _misfit(error, checkpoint, changed) from error
     total = config.recipe.total_frames
     if frames >= total:
-        what = (
+        problem = (
             f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}"
         )
         cure = f"give more, for example recipe.total_frames={2 * frames}"
-        raise ConfigError(what, f"resume={config.resume}", cure)
+        raise ConfigError(problem, f"resume={config.resume}", cure)
 
 
 def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> ConfigError:
@@ -121,14 +121,14 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
     while root.__cause__ is not None:
         root = root.__cause__
     lines = str(root).strip().splitlines()[:2]  # torch names the tensor in the second line
-    what = " ".join(line.strip() for line in lines)
+    problem = " ".join(line.strip() for line in lines)
     if root is not error:  # TorchRL's error prints whole tensordicts after the part's name
-        what = f"{str(error).partition(':')[0]}: {what}"
+        problem = f"{str(error).partition(':')[0]}: {problem}"
     cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
     if changed:
         cure = f"leave out what changes the networks; changed are: {', '.join(map(str, changed))}"
     return ConfigError(
-        f"the checkpoint does not fit this configuration: {what}", str(checkpoint), cure
+        f"the checkpoint does not fit this configuration: {problem}", str(checkpoint), cure
     )
 
 
@@ -175,9 +175,9 @@ class Settings:
         """Put in again what the config has changed; None if unknown: then all options of optimizers."""
         names = {place.buffer for place in changed or () if place.buffer}
         if absent := names - {name for name, _, _ in self._numbers}:
-            what = f"no buffer is called {', '.join(sorted(absent))}, so no old value is replaced there"
+            problem = f"no buffer is called {', '.join(sorted(absent))}, so no old value is replaced there"
             cure = "correct the name, unless the builder itself uses the setting"
-            warn(RlsyncWarning(what, "in_buffer(...) in the recipe's settings", cure))
+            warn(RlsyncWarning(problem, "in_buffer(...) in the recipe's settings", cure))
         for name, number, fresh in self._numbers:
             if name in names:
                 with torch.no_grad():

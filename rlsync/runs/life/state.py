@@ -204,8 +204,8 @@ def _why_no_board(run: Path) -> str:
 def _not_begun(run: Path) -> RunStatus:
     """Of a folder in which no process trains. ConfigError: it has no config of a run either."""
     if not (run / files.RESOLVED).is_file():
-        what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
-        raise ConfigError(what, "rlsync status", name_it(run))
+        problem = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
+        raise ConfigError(problem, "rlsync status", name_it(run))
     since = at((run / files.RESOLVED).stat().st_mtime)
     why = "the run is starting, or was killed while it started"
     return RunStatus(NO_BOARD, f"no board, since {since}: {why}")
@@ -219,8 +219,8 @@ def handle_in(run: Path) -> BoardHandle | None:
         return None
     address = FileAddress(**found["address"])
     if address.kind is None:  # no other file is opened for a foreign folder
-        what = f"{address.path} is not where a board lies"
-        raise ConfigError(what, str(run / files.BOARD), "remove the file")
+        problem = f"{address.path} is not where a board lies"
+        raise ConfigError(problem, str(run / files.BOARD), "remove the file")
     return BoardHandle(address, found["board_id"])
 
 

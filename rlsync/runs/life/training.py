@@ -128,11 +128,13 @@ class TrainingLife:
         statistics = [hook for hook in hooks if isinstance(hook, StatisticsHook)]
         counts = len(syncs), len(returns), len(statistics)
         if counts != (1, 1, 1):
-            what = "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(
-                *counts
+            problem = (
+                "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(
+                    *counts
+                )
             )
             cure = "register one of each, as rlsync.runs.recipes.parts.register_hooks(trainer, run) does"
-            raise ConfigError(what, "the recipe's build()", cure)
+            raise ConfigError(problem, "the recipe's build()", cure)
         self.trainer = trainer
         self.sync = syncs[0]
         self._returns = returns[0]

@@ -103,10 +103,10 @@ class WholeCheckpoint(StagedCheckpoint):
                 raise
             self._give_room_up()
             super().save(at, **options)
-            what = "the disk is full: a checkpoint took the room that was kept for the last one of the run"
+            problem = "the disk is full: a checkpoint took the room that was kept for the last one of the run"
             warn(
                 RlsyncWarning(
-                    what, str(at), "free some space there, or the next one may end the run"
+                    problem, str(at), "free some space there, or the next one may end the run"
                 )
             )
 
@@ -133,12 +133,12 @@ def _refused(error: Exception, at: Path) -> RlsyncError | None:
     cure = None if refusal is None else cure_of(refusal, at.parent)
     if refusal is None or cure is None:
         return None
-    what = f"the checkpoint could not be written: {refusal.strerror}"
+    problem = f"the checkpoint could not be written: {refusal.strerror}"
     if at.exists():
         left = f"; the checkpoint before is whole: resume={at.parent} goes on from it"
     else:
         left = ""
-    return RlsyncError(what, str(refusal.filename or at.parent), cure + left)
+    return RlsyncError(problem, str(refusal.filename or at.parent), cure + left)
 
 
 def _write_manifest(checkpoint: Path) -> None:
@@ -373,5 +373,5 @@ def _require_sizes(folder: Path) -> None:
 
 
 def _damaged(file: Path, how: str) -> ConfigError:
-    what = f"the checkpoint is damaged: {how}"
-    return ConfigError(what, str(file), "use another checkpoint, or a whole copy of this one")
+    problem = f"the checkpoint is damaged: {how}"
+    return ConfigError(problem, str(file), "use another checkpoint, or a whole copy of this one")

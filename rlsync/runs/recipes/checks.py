@@ -99,14 +99,14 @@ def file_errors(config: Config) -> Iterator[RlsyncError]:
     workers = 0 if config.in_process else config.workers_per_node
     needed = _FILES + _OF_WORKER * workers
     if 0 <= limit < needed:  # -1: no limit
-        what = f"this process may open {limit} files, and the run needs {needed}"
+        problem = f"this process may open {limit} files, and the run needs {needed}"
         cure = f"allow more with ulimit -n {needed}, or give fewer workers"
-        yield ConfigError(what, f"ulimit -n, collector.num_workers={workers}", cure)
+        yield ConfigError(problem, f"ulimit -n, collector.num_workers={workers}", cure)
     longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if 0 <= longest < 2 * DATA_AT:
-        what = f"this process may make files of {longest:,} bytes, and a board's file is {DATA_AT:,} long"
+        problem = f"this process may make files of {longest:,} bytes, and a board's file is {DATA_AT:,} long"
         cure = "allow longer ones with ulimit -f unlimited: it is mostly empty"
-        yield ConfigError(what, "ulimit -f", cure)
+        yield ConfigError(problem, "ulimit -f", cure)
 
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:
@@ -128,21 +128,21 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
 
     yield from caught(lambda: check_address(cluster.address))
     if not config.recipe.acts_on_clusters():
-        what = f"the recipe {config.recipe.name!r} cannot act on a cluster"
+        problem = f"the recipe {config.recipe.name!r} cannot act on a cluster"
         others = ", ".join(
             name for name in SHIPPED if recipe_named(name).settings().acts_on_clusters()
         )
         cure = f"give cluster=none, or a recipe that acts on nodes: {others}"
-        yield ConfigError(what, f"cluster.kind={cluster.kind}", cure)
+        yield ConfigError(problem, f"cluster.kind={cluster.kind}", cure)
     if cluster.placement == "others" and cluster.address is None:
-        what = "a Ray that is started for this run has no other node than the learner's"
+        problem = "a Ray that is started for this run has no other node than the learner's"
         yield ConfigError(
-            what, "cluster.placement=others", "give cluster.address, or cluster.placement=all"
+            problem, "cluster.placement=others", "give cluster.address, or cluster.placement=all"
         )
     for name, amount in cluster.resources.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
-            what = f"{amount!r} is no amount of a resource"
-            yield ConfigError(what, f"cluster.resources.{name}", "give a number > 0")
+            problem = f"{amount!r} is no amount of a resource"
+            yield ConfigError(problem, f"cluster.resources.{name}", "give a number > 0")
 
 
 def in_process_errors(config: Config) -> Iterator[RlsyncError]:
@@ -150,12 +150,12 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
     if config.collector.num_workers:
         return
     if not config.cluster.here and config.cluster.workers_per_node is None:
-        what = "the nodes of a cluster have no worker"
-        yield ConfigError(what, "collector.num_workers=0", "give 1 or more, or cluster=none")
+        problem = "the nodes of a cluster have no worker"
+        yield ConfigError(problem, "collector.num_workers=0", "give 1 or more, or cluster=none")
     if not isinstance(config.collector.device, str):
-        what = "a list of devices has one for each worker, and there is no worker process"
+        problem = "a list of devices has one for each worker, and there is no worker process"
         yield ConfigError(
-            what, "collector.device, collector.num_workers=0", "give one device, like cpu"
+            problem, "collector.device, collector.num_workers=0", "give one device, like cpu"
         )
 
 
@@ -168,14 +168,14 @@ def batch_errors(config: Config) -> Iterator[RlsyncError]:
         return
     if batches.steps * envs == frames or config.recipe.says_which_batches():
         return
-    what = f"a batch of {frames} frames is not as many steps of each of {envs} environments"
+    problem = f"a batch of {frames} frames is not as many steps of each of {envs} environments"
     near = max(1, frames // envs) * envs
     cure = f"give a multiple of collector.num_workers x env.num_envs = {envs}, for example {near}"
     if config.in_process:
         cure = f"give a multiple of env.num_envs = {envs}, for example {near}"
     if not config.cluster.here:
         cure = f"give a multiple of {envs}, the environments of cluster.min_nodes nodes, for example {near}"
-    yield ConfigError(what, "collector.frames_per_batch", cure)
+    yield ConfigError(problem, "collector.frames_per_batch", cure)
 
 
 def schedule_errors(config: Config) -> Iterator[RlsyncError]:
@@ -184,9 +184,9 @@ def schedule_errors(config: Config) -> Iterator[RlsyncError]:
     lag = config.collector.lag
     full = config.recipe.ring_policy()
     if lag is not None and lag > 0 and not config.cluster.here:
-        what = f"the nodes of a cluster keep no lag of {lag}"
+        problem = f"the nodes of a cluster keep no lag of {lag}"
         cure = "give collector.lag=0 (a batch has frames of the newest version alone) or null, or cluster=none"
-        yield ConfigError(what, f"collector.lag={lag}", cure)
+        yield ConfigError(problem, f"collector.lag={lag}", cure)
     without_lag = {
         "sync.when.unit": "count batches, frames or optim_steps"
         if seconds and config.cluster.here
@@ -204,10 +204,10 @@ def schedule_errors(config: Config) -> Iterator[RlsyncError]:
         asked.append(("have a fixed lag", without_lag, "give collector.lag=null"))
     if config.life_frames is not None:
         asked.append(("be made again life by life", without_lives, "leave life_frames out"))
-    for what, cures, otherwise in asked:
+    for problem, cures, otherwise in asked:
         for at, cure in cures.items():
             if cure:
-                yield ConfigError(f"this run cannot {what}", at, f"{cure}, or {otherwise}")
+                yield ConfigError(f"this run cannot {problem}", at, f"{cure}, or {otherwise}")
 
 
 def has_compiler() -> bool:
@@ -226,8 +226,8 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
         others = ", ".join(
             name for name in SHIPPED if key in recipe_named(name).settings.update_keys
         )
-        what = f"the updates of {recipe.name!r} cannot do that: only those of {others} have it"
-        yield ConfigError(what, f"recipe.{key}", f"leave recipe.{key} out")
+        problem = f"the updates of {recipe.name!r} cannot do that: only those of {others} have it"
+        yield ConfigError(problem, f"recipe.{key}", f"leave recipe.{key} out")
     if asked["compile"] and on_cpu and not has_compiler():
         cure = "install g++ and Python's headers, or give recipe.compile=off"
         yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)

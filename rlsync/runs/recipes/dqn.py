@@ -84,10 +84,10 @@ class DQNConfig(OffPolicyConfig):
                 "one worker makes no ladder of exploration rates", "recipe.ladder_alpha", cure
             )
         if self.ladder_alpha and not 0 < self.ladder_base <= self.epsilon_start:
-            what = f"a ladder of exploration rates cannot end at powers of {self.ladder_base:g}"
+            problem = f"a ladder of exploration rates cannot end at powers of {self.ladder_base:g}"
             most = f"recipe.epsilon_start = {self.epsilon_start:g}"
             cure = f"give more than 0, and at most {most}; Ape-X has 0.4"
-            yield ConfigError(what, "recipe.ladder_base", cure)
+            yield ConfigError(problem, "recipe.ladder_base", cure)
 
 
 def build(run: parts.Run[DQNConfig]) -> Trainer:

@@ -149,8 +149,8 @@ class RenderedConfig(EnvConfig):
             cure = "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it"
             yield ConfigError(f"env.crop cannot be {list(self.crop)}", "env.crop", cure)
         if "render_mode" in self.kwargs:
-            what = "a picture is always rendered as rgb_array"
-            yield ConfigError(what, "env.kwargs.render_mode", "leave it out")
+            problem = "a picture is always rendered as rgb_array"
+            yield ConfigError(problem, "env.kwargs.render_mode", "leave it out")
 
     def facts(self) -> str:
         if self.crop:
@@ -188,9 +188,9 @@ def refuse_unsaid_protocol(env: EnvConfig) -> None:
         env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id
     )
     if found and named and not isinstance(env, AtariConfig):
-        what = f"{env.id!r} is an Atari game, and nothing says by which protocol it is played"
+        problem = f"{env.id!r} is an Atari game, and nothing says by which protocol it is played"
         cure = f"give env=atari env.id=ALE/{found['game']}-v5; AtariConfig in Python; /schema/atari in a file"
-        raise ConfigError(what, "env", cure)
+        raise ConfigError(problem, "env", cure)
 
 
 def settings_with(keys: Collection[str]) -> EnvConfig:

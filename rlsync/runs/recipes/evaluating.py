@@ -76,9 +76,9 @@ def make_evaluator(
     folder = run.folder
     films = evaluation.video_every
     if board is None or folder is None:
-        what = "an evaluation needs a board to read and a run folder to write to"
+        problem = "an evaluation needs a board to read and a run folder to write to"
         raise ConfigError(
-            what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
+            problem, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
         )
     best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
     job = EvaluationJob(
@@ -170,12 +170,12 @@ def _trial(config: Config, way: str, ended_in_each_step: Iterator[int]) -> Trial
         raise
     except Exception as error:  # it is foreign code, which may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{config.env.id!r} raises {type(error).__name__}: {first_line(error)}"
+        problem = f"{config.env.id!r} raises {type(error).__name__}: {first_line(error)}"
         where = (
             f"env.id, as {way}, after {steps} steps; {Path(last.filename).name}, line {last.lineno}"
         )
         cure = "mend the environment, or give another one: a run would end there"
-        raise ConfigError(what, where, cure) from error
+        raise ConfigError(problem, where, cure) from error
     return Trial(way, steps, episodes)
 
 
@@ -226,8 +226,10 @@ def _require_finite(config: Config, reward: Tensor, observation: Tensor) -> None
     """Refuse numbers that would end a run at its first update."""
     for name, numbers in (("reward", reward), ("observation", observation)):
         if not bool(torch.isfinite(numbers).all()):
-            what = (
+            problem = (
                 f"{config.env.id!r} answers step() with a {name} that is infinite or not a number"
             )
             cure = "let it answer with finite numbers: nothing can be learned from others, and the run would end"
-            raise ConfigError(what, f"env.id; the {name} is {numbers.flatten().tolist()[:8]}", cure)
+            raise ConfigError(
+                problem, f"env.id; the {name} is {numbers.flatten().tolist()[:8]}", cure
+            )

@@ -166,10 +166,10 @@ def recipe_of(config: Config) -> Recipe:
     name = config.recipe.name
     recipe = recipe_named(name, at=config.recipe._recipe_)
     if not isinstance(config.recipe, recipe.settings):
-        what = f"the recipe is named {name!r} and has the keys of another"
+        problem = f"the recipe is named {name!r} and has the keys of another"
         own = f"a YAML file of your own needs /schema/recipe/{name}@recipe in its defaults"
         raise ConfigError(
-            what, "recipe.name", f"choose recipe={name}, and leave recipe.name alone; {own}"
+            problem, "recipe.name", f"choose recipe={name}, and leave recipe.name alone; {own}"
         )
     return recipe
 
@@ -188,19 +188,19 @@ def loaded(point: EntryPoint) -> Recipe:
             f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)"
         )
     if found.name != point.name:
-        what = f"the recipe calls itself {found.name!r}"
+        problem = f"the recipe calls itself {found.name!r}"
         raise ConfigError(
-            what, where, "give the Recipe, its YAML file and its entry point one name"
+            problem, where, "give the Recipe, its YAML file and its entry point one name"
         )
     from rlsync.runs.recipes.settings import RecipeConfig
 
     if not (isinstance(found.settings, type) and issubclass(found.settings, RecipeConfig)):
-        what = f"its settings are {found.settings!r}"
-        raise ConfigError(what, where, "let them inherit parts.RecipeConfig")
+        problem = f"its settings are {found.settings!r}"
+        raise ConfigError(problem, where, "let them inherit parts.RecipeConfig")
     own = vars(found.settings)
     if own.get("__annotations__") and "__dataclass_fields__" not in own:
-        what = f"its settings {found.settings!r} are no dataclass"
-        raise ConfigError(what, where, "write @dataclass above them")
+        problem = f"its settings {found.settings!r} are no dataclass"
+        raise ConfigError(problem, where, "write @dataclass above them")
     return found
 
 

@@ -99,8 +99,8 @@ def lives_to_repeat(
 ) -> dict[int, tuple[Life, Config]]:
     """The lives of a run that can be made again, by number from 1, and their configs; else ConfigError."""
     if agents_in(run):
-        what = "this run cannot be made again: its replay was that of a population"
-        raise ConfigError(what, str(run), "make a run with recipe.agents=1 again")
+        problem = "this run cannot be made again: its replay was that of a population"
+        raise ConfigError(problem, str(run), "make a run with recipe.agents=1 again")
     file = run / SCHEDULE
     found = dict[int, tuple[Life, Config]]()
     for number, life in enumerate(lives_in(file), 1):
@@ -110,13 +110,15 @@ def lives_to_repeat(
         config = config_in(own if (own / RESOLVED).is_file() else run)
         if number > 1:
             config = replace(config, resume=str(run / LIVES / str(number - 1)))
-        for what, cure in _why_not(config, life):
+        for problem, cure in _why_not(config, life):
             raise ConfigError(
-                f"this run cannot be made again: {what}", f"life {number} of {run}", cure
+                f"this run cannot be made again: {problem}", f"life {number} of {run}", cure
             )
         if (key := _other_key(life.facts.get("config"), _deciding(config))) is not None:
-            what = f"the schedule was recorded with another config than the one beside it: {key} differs"
-            raise ConfigError(what, str(file), f"put the {RESOLVED} back that the run has written")
+            problem = f"the schedule was recorded with another config than the one beside it: {key} differs"
+            raise ConfigError(
+                problem, str(file), f"put the {RESOLVED} back that the run has written"
+            )
         found[number] = life, config
     return found
 
@@ -128,8 +130,8 @@ def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
     if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {
         None
     }:
-        what = f"the checkpoint in {config.resume} is not the one that it began from"
-        yield what, "put that one back, or begin at a later life with --from"
+        problem = f"the checkpoint in {config.resume} is not the one that it began from"
+        yield problem, "put that one back, or begin at a later life with --from"
     if not config.cluster.here:
         yield "its workers were on a cluster", "make a run with cluster=none again"
     if when.unit == "seconds" and when.every is not None:

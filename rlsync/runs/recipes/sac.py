@@ -65,9 +65,9 @@ class CrossQConfig(SoftConfig):
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         if self.prioritized:
-            what = "TorchRL's CrossQLoss does not weigh frames that are drawn by priority"
+            problem = "TorchRL's CrossQLoss does not weigh frames that are drawn by priority"
             yield ConfigError(
-                what, "recipe.prioritized", "give recipe.prioritized=false, or recipe=sac"
+                problem, "recipe.prioritized", "give recipe.prioritized=false, or recipe=sac"
             )
 
 

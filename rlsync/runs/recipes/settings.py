@@ -200,10 +200,10 @@ class RecipeConfig:
     def of(cls, config: Config) -> Self:
         """The recipe's settings in a config; ConfigError if they are those of another recipe."""
         if not isinstance(config.recipe, cls):
-            what = (
+            problem = (
                 f"this recipe takes the settings {cls.__name__}, got {type(config.recipe).__name__}"
             )
-            raise ConfigError(what, "recipe", f"give recipe={cls().name}")
+            raise ConfigError(problem, "recipe", f"give recipe={cls().name}")
         return config.recipe
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:

@@ -180,7 +180,7 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
             told = first_line(error)
         else:
             told = f"{type(error).__name__}: {first_line(error)}"
-        what = f"cannot make the environment {config.id!r}: {told}"
+        problem = f"cannot make the environment {config.id!r}: {told}"
         cure = (
             "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0"
             + more
@@ -192,7 +192,7 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
             cure = "correct its name, install that package, or name the folder that holds it in PYTHONPATH"
         elif isinstance(error, TypeError):
             cure = "env.kwargs has its arguments: +env.kwargs.NAME=VALUE adds one, ~env.kwargs.NAME drops it"
-        raise ConfigError(what, "env.id and env.kwargs", cure) from error
+        raise ConfigError(problem, "env.id and env.kwargs", cure) from error
 
 
 @contextmanager

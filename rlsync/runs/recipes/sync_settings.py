@@ -90,9 +90,9 @@ def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
     for make in _makers(when):
         yield from caught(make, "sync.when")
     if when.every is None and when.steps_ahead is None:
-        what = "nothing says when to publish"
+        problem = "nothing says when to publish"
         cure = "give one of them, for example sync.when.every=1"
-        yield ConfigError(what, "sync.when: every and steps_ahead are both null", cure)
+        yield ConfigError(problem, "sync.when: every and steps_ahead are both null", cure)
 
 
 def _makers(when: WhenConfig) -> Iterator[Callable[[], Trigger]]:

@@ -40,8 +40,8 @@ class TD3Config(parts.ActorCriticConfig):
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         if self.anneal_lr:
-            what = "td3 cannot lower the learning rate: it has two optimizers"
-            yield ConfigError(what, "recipe.anneal_lr", "give recipe.anneal_lr=false")
+            problem = "td3 cannot lower the learning rate: it has two optimizers"
+            yield ConfigError(problem, "recipe.anneal_lr", "give recipe.anneal_lr=false")
 
 
 def build(run: parts.Run[TD3Config]) -> Trainer:

@@ -31,9 +31,9 @@ def rounds(config: Config) -> Iterator[Iteration]:
     for frames in _batches(config):
         due = recipe.updates_after(config, frames, updates)
         if due is None:
-            what = f"the recipe {recipe.name!r} does not say how many updates follow a batch"
+            problem = f"the recipe {recipe.name!r} does not say how many updates follow a batch"
             raise ConfigError(
-                what, "recipe", f"give {type(recipe).__name__} the method updates_after"
+                problem, "recipe", f"give {type(recipe).__name__} the method updates_after"
             )
         updates += due
         yield Iteration(frames, updates)
@@ -109,9 +109,9 @@ class Timeline:
 def timeline(config: Config) -> Timeline:
     """The plan of a run; ConfigError if the recipe does not tell enough, see :func:`rounds`."""
     if _batches(config)[_MOST_ROUNDS:]:
-        what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
+        problem = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
         raise ConfigError(
-            what, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames"
+            problem, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames"
         )
     run = list(rounds(config))
     phases = _phases(run, config.collector.frames_per_batch)

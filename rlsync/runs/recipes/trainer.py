@@ -188,20 +188,20 @@ def make_logger(config: Config) -> Logger | None:
         make = made or imported(installed(LOGGERS)[kind], "logger")
         logger = make(exp_name=METRICS, log_dir=run_dir, **kwargs)
     except TypeError as error:
-        what = f"the {kind} logger does not take these arguments: {first_line(error)}"
+        problem = f"the {kind} logger does not take these arguments: {first_line(error)}"
         cure = "give what it lacks, +logger.kwargs.NAME=VALUE, and leave out what it does not know"
-        raise ConfigError(what, "logger.kwargs", cure) from error
+        raise ConfigError(problem, "logger.kwargs", cure) from error
     except (OSError, RlsyncError):
         raise  # these say what, where and how to mend it
     except Exception as error:
-        what = f"the {kind} logger cannot start: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError(what, "logger.kind", "mend it, or take logger=csv") from error
+        problem = f"the {kind} logger cannot start: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError(problem, "logger.kind", "mend it, or take logger=csv") from error
     # TorchRL's loggers in processes of their own do not inherit Logger.
     own = getattr(type(logger), "log_scalar", Logger.log_scalar) is not Logger.log_scalar
     if not own or not hasattr(logger, "close"):
         cure = "let it return a torchrl.record.loggers.Logger that has a log_scalar of its own"
-        what = f"the {kind} logger is none: it is a {type(logger).__name__}"
-        raise ConfigError(what, "logger.kind", cure)
+        problem = f"the {kind} logger is none: it is a {type(logger).__name__}"
+        raise ConfigError(problem, "logger.kind", cure)
     return logger
 
 

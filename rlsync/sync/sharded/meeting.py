@@ -147,11 +147,11 @@ def process_group() -> object:
     from torch import distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
-        what = "this process is no rank: torch.distributed has no process group"
+        problem = "this process is no rank: torch.distributed has no process group"
         cure = (
             "start the learner with torchrun, and call torch.distributed.init_process_group first"
         )
-        raise ConfigError(what, "weights that are sharded over ranks", cure)
+        raise ConfigError(problem, "weights that are sharded over ranks", cure)
     return dist.group.WORLD
 
 

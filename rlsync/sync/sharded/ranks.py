@@ -38,10 +38,10 @@ def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
     """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this."""
     for leaf in leaves:
         if not is_sharded(leaf.read()):
-            what = f"{route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
-            what += "forward pass, and optimizer steps do not reach it"
+            problem = f"{route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
+            problem += "forward pass, and optimizer steps do not reach it"
             cure = "call module.reshard() before the publish, or publish after the backward pass"
-            raise PublishError(what, f"sync map {route}", cure)
+            raise PublishError(problem, f"sync map {route}", cure)
 
 
 class OneRank:
@@ -257,10 +257,10 @@ class Ranks:
 
 
 def _without_board(subject: str, where: str) -> LayoutMismatch:
-    what = f"{subject} sharded over ranks, and only a board takes the parts of a leaf"
+    problem = f"{subject} sharded over ranks, and only a board takes the parts of a leaf"
     cure = "use a process collector with a BoardScheme; "
     cure += "or gather it first (full_tensor, or a full state dict), and name the gathered module"
-    return LayoutMismatch(what, where, cure)
+    return LayoutMismatch(problem, where, cure)
 
 
 @dataclass

@@ -114,9 +114,9 @@ class SendShards:
     ) -> None:
         meeting.process_group()
         if not (timeout_s > 0 and math.isfinite(timeout_s)):
-            what = f"a timeout is a positive number of seconds, got {timeout_s!r}"
+            problem = f"a timeout is a positive number of seconds, got {timeout_s!r}"
             cure = f"for example {meeting.TIMEOUT_S:g}"
-            raise ConfigError(what, f"SendShards(timeout_s={timeout_s!r})", cure)
+            raise ConfigError(problem, f"SendShards(timeout_s={timeout_s!r})", cure)
         self.timeout_s = timeout_s
         self._in_place = in_place
         self._leaves: dict[str, Leaf] = {}
@@ -204,9 +204,9 @@ class SendShards:
                 f"rank {self._owner}, which publishes, is gone", self._where(), cure
             ) from gone
         if message is None:
-            what = f"the rank that publishes did not come within {self.timeout_s:g} s"
+            problem = f"the rank that publishes did not come within {self.timeout_s:g} s"
             cure = "call this wherever that rank calls its hook or publishes, and nowhere else; or give a "
-            raise PublishError(what, self._where(), cure + "longer timeout_s")
+            raise PublishError(problem, self._where(), cure + "longer timeout_s")
         return message
 
     def _accept(self, deadline: float) -> meeting.Wire:
@@ -292,10 +292,10 @@ class SendShards:
                     "a forward pass, call module.reshard() before the publish",
                 )
             if call["finite"] and not all_finite(wanted.tensor, wanted.dtype):
-                what = (
+                problem = (
                     f"{wanted.name} is not finite on rank {self._note.rank}; nothing was published"
                 )
                 cure = (
                     "look at the loss and the gradients of the last steps; resume from a checkpoint"
                 )
-                raise PublishError(what, f"version {call['version']}, {self._where()}", cure)
+                raise PublishError(problem, f"version {call['version']}, {self._where()}", cure)

@@ -83,9 +83,9 @@ class BoardEndpoint(Endpoint):
         if not any(s.name == prefix or s.name.startswith(prefix + ".") for s in specs):
             parents = {s.name.rpartition(".")[0] for s in specs} - {""}
             near = nearest_name(prefix, parents)
-            what = f"no leaves under {prefix!r} in {destination!r}"
+            problem = f"no leaves under {prefix!r} in {destination!r}"
             cure = did_you_mean(near) + f"modules: {', '.join(sorted(parents))}"
-            raise DestinationNotFound(what, f"path {str(path)!r}, {where}", cure)
+            raise DestinationNotFound(problem, f"path {str(path)!r}, {where}", cure)
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         return self.publisher.specs(destination)

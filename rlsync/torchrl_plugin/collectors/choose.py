@@ -45,11 +45,11 @@ def endpoint_of(collector: object) -> Endpoint:
             return ServerEndpoint(scheme, collector)
         return OtherServerEndpoint(collector, [])
     if isinstance(collector, DistributedSyncCollector):
-        what = (
+        problem = (
             "DistributedSyncCollector takes no weights, it sends its own policy every few batches"
         )
         cure = f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out"
-        raise ConfigError(what, "SyncWeights, UpdateWeights", cure)
+        raise ConfigError(problem, "SyncWeights, UpdateWeights", cure)
     schemes = schemes_of(collector)
     boards = {name: scheme for name, scheme in schemes.items() if isinstance(scheme, WorkerScheme)}
     if boards:
@@ -68,11 +68,11 @@ def endpoint_of(collector: object) -> Endpoint:
 def _in_process(collector: Collector) -> InProcessEndpoint:
     """The endpoint of a collector of this process; ConfigError: it acts before its rollout begins."""
     if collectors.acts_ahead(collector):
-        what = (
+        problem = (
             "the first actions of each rollout of this collector are computed in the rollout before"
         )
         cure = "give it one environment, or a SerialEnv: then each frame has one version"
-        raise ConfigError(what, f"{type(collector).__name__} with an AsyncEnvPool", cure)
+        raise ConfigError(problem, f"{type(collector).__name__} with an AsyncEnvPool", cure)
     return InProcessEndpoint(collector)
 
 
@@ -80,9 +80,9 @@ def _on_a_board(boards: Mapping[str, WorkerScheme], destinations: list[str]) -> 
     """The endpoint of a collector of processes; ConfigError: its destinations do not share one board."""
     first, *others = (scheme.publisher for scheme in boards.values())
     if len(boards) < len(destinations) or any(other is not first for other in others):
-        what = "the destinations of this collector do not share one board"
+        problem = "the destinations of this collector do not share one board"
         cure = "make one WeightBoard and take board.scheme() for each destination"
-        raise ConfigError(what, f"weight_sync_schemes={destinations}", cure)
+        raise ConfigError(problem, f"weight_sync_schemes={destinations}", cure)
     adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
     return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
 
@@ -97,11 +97,11 @@ def warn_without_board(endpoint: Endpoint, who: str) -> None:
             cure = f"pass {WITH_A_BOARD} to the collector"
         else:
             cure = what_keeps_them(endpoint.collector)
-        what = f"{endpoint.description}, {endpoint.unkept}"
+        problem = f"{endpoint.description}, {endpoint.unkept}"
         where = (
             f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme"
         )
-        warn(NoBoard(what, where, cure))
+        warn(NoBoard(problem, where, cure))
 
 
 def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:

@@ -99,9 +99,9 @@ class ForeignEndpoint(Endpoint):
         if name not in self.destinations:
             raise no_destination(name, where, self.destinations)
         if name != "policy" and isinstance(self.collector, collectors.MultiCollector):
-            what = f"TorchRL's schemes hang on the destination {name!r} of a process collector"
+            problem = f"TorchRL's schemes hang on the destination {name!r} of a process collector"
             cure = "take the scheme from a board: board = rlsync.WeightBoard(); board.scheme()"
-            raise DestinationNotFound(what, where, cure)
+            raise DestinationNotFound(problem, where, cure)
         return name, ""
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
@@ -120,9 +120,9 @@ class ForeignEndpoint(Endpoint):
         return None
 
     def verification(self) -> NoReturn:
-        what = f"the workers of this {type(self.collector).__name__} cannot be asked what they act with"
+        problem = f"the workers of this {type(self.collector).__name__} cannot be asked what they act with"
         cure = "leave VerifySync out: " + what_keeps_them(self.collector)
-        raise ConfigError(what, "VerifySync.register", cure)
+        raise ConfigError(problem, "VerifySync.register", cure)
 
 
 class OtherServerEndpoint(ForeignEndpoint):
@@ -142,9 +142,9 @@ class OtherServerEndpoint(ForeignEndpoint):
         return specs_of(self.collector)
 
     def verification(self) -> NoReturn:
-        what = "this inference server cannot be asked what it acts with"
+        problem = "this inference server cannot be asked what it acts with"
         where = f"VerifySync.register; the collector is a {type(self.collector).__name__}"
-        raise ConfigError(what, where, f"{WITH_A_BOARD_SERVER} lets it answer")
+        raise ConfigError(problem, where, f"{WITH_A_BOARD_SERVER} lets it answer")
 
 
 class CallTransport(Transport):
@@ -166,8 +166,8 @@ class CallTransport(Transport):
 
     @property
     def handle(self) -> NoReturn:
-        what = "TorchRL's workers do not subscribe"
-        raise ConfigError(what, type(self._collector).__name__, "use a BoardScheme")
+        problem = "TorchRL's workers do not subscribe"
+        raise ConfigError(problem, type(self._collector).__name__, "use a BoardScheme")
 
     def lay_out(self, layout: Layout) -> None:
         self.layout = layout
@@ -210,8 +210,8 @@ class CallTransport(Transport):
         """Nothing to wait for: TorchRL's update returns when it is done."""
 
     def ask(self, lowest: int) -> NoReturn:
-        what = "TorchRL's workers cannot be asked"
-        raise ConfigError(what, type(self._collector).__name__, "use a BoardScheme")
+        problem = "TorchRL's workers cannot be asked"
+        raise ConfigError(problem, type(self._collector).__name__, "use a BoardScheme")
 
 
 _WHILE_A_ROLLOUT_RUNS = (
@@ -266,11 +266,11 @@ class RemoteEndpoint(ForeignEndpoint):
         if isinstance(self.collector, RayCollector):
             distributed.number_next_update(self.collector, stamp.version)
         elif worker_ids is not None:
-            what = "the learner stamps the frames of all workers with one version"
+            problem = "the learner stamps the frames of all workers with one version"
             where = (
                 f"{type(self.collector).__name__}.update_policy_weights_(worker_ids={worker_ids!r})"
             )
-            raise PublishError(what, where, "leave worker_ids out")
+            raise PublishError(problem, where, "leave worker_ids out")
         yield
         if ours is None:
             ledger.record(stamp)

@@ -45,21 +45,21 @@ def pin(
     """
     backend = evaluator._backend
     if not isinstance(backend, _ThreadEvalBackend):
-        what = "the version that acts in an Evaluator on Ray cannot be known"
-        raise ConfigError(what, _WHERE, "use Evaluator(backend='process') or backend='thread'")
+        problem = "the version that acts in an Evaluator on Ray cannot be known"
+        raise ConfigError(problem, _WHERE, "use Evaluator(backend='process') or backend='thread'")
     if backend._collector is not None or backend.pending:
-        what = "this Evaluator has evaluated already"
-        raise ConfigError(what, _WHERE, "pin it before its first evaluation")
+        problem = "this Evaluator has evaluated already"
+        raise ConfigError(problem, _WHERE, "pin it before its first evaluation")
     _check_destinations(backend, bound_map)
     copies = VersionCopies(bound_map)
 
     def prepare(weights: Any, weights_dict: Any) -> VersionCopy:
         """Called in the thread that requests an evaluation."""
         if weights is not None or weights_dict is not None:
-            what = "weights that are given by hand have no version"
+            problem = "weights that are given by hand have no version"
             where = "evaluate(weights) of an Evaluator that is pinned by SyncWeights.pin"
             raise ConfigError(
-                what, where, "leave the weights out: the newest published version acts"
+                problem, where, "leave the weights out: the newest published version acts"
             )
         settle()
         while (newest := copies.newest()) is None:

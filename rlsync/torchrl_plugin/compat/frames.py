@@ -77,8 +77,13 @@ class FramesWatch:
         for key, answer, copy in self._answers:
             same = (answer == copy) | ((answer != answer) & (copy != copy))
             if not same.all():
-                what = f"the environment has written into {key!r} after it had answered it: the frames are wrong"
+                problem = (
+                    f"the environment has written into {key!r} after it had answered it: "
+                    "the frames are wrong"
+                )
                 cure = "return a new array from reset() and from step(), for example array.copy()"
-                raise ConfigError(what, f"the first rollouts in {shorten(str(env), _WIDTH)}", cure)
+                raise ConfigError(
+                    problem, f"the first rollouts in {shorten(str(env), _WIDTH)}", cure
+                )
         if self._steps >= _WATCHED:
             self._answers.clear()

@@ -63,12 +63,14 @@ class StockHook:
     def __str__(self) -> str:
         hook = self.hook
         if hook.sender is not None:
-            what = f"sender={type(hook.sender).__name__}"
+            settings = f"sender={type(hook.sender).__name__}"
         elif hook.weight_update_map is not None:
-            what = ", ".join(f"{to} <- {source}" for to, source in hook.weight_update_map.items())
+            settings = ", ".join(
+                f"{to} <- {source}" for to, source in hook.weight_update_map.items()
+            )
         else:
-            what = type(hook.collector).__name__
-        return f"TorchRL's UpdateWeights({what}) at {self.stage}"
+            settings = type(hook.collector).__name__
+        return f"TorchRL's UpdateWeights({settings}) at {self.stage}"
 
 
 def stock_update_weights(trainer: Trainer) -> list[StockHook]:
@@ -334,15 +336,17 @@ def refuse_idle_shards(trainer: Trainer) -> None:
             ]
             own = {*module.parameters()}.difference(*(m.parameters() for m in below))
             if isinstance(module, TensorDictModuleBase) and own:
-                what = "fully_shard does not train a module that takes a tensordict: it gets no gradients"
+                problem = "fully_shard does not train a module that takes a tensordict: it gets no gradients"
                 cure = "shard the modules inside it that take tensors: fully_shard(policy.module[0].module)"
             elif functional:
-                what = "a functional loss cannot compute with a module that fully_shard has sharded"
+                problem = (
+                    "a functional loss cannot compute with a module that fully_shard has sharded"
+                )
                 cure = "build a PPO, A2C or REINFORCE loss with functional=False, or use parallelize_module"
             else:
                 continue
             raise ConfigError(
-                what, f"{path}, {type(module).__name__} in {type(loss).__name__}", cure
+                problem, f"{path}, {type(module).__name__} in {type(loss).__name__}", cure
             )
 
 

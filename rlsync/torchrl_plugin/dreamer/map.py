@@ -117,11 +117,11 @@ def dreamer_map(
     acts = parts_of_player(player)
     where = f"player, {type(player).__name__}"
     if trained.version != acts.version:
-        what = (
+        problem = (
             f"the losses are DreamerV{trained.version}'s and the player is DreamerV{acts.version}'s"
         )
         cure = "build the player from the modules of the world model and of the actor"
-        raise ConfigError(what, where, cure)
+        raise ConfigError(problem, where, cure)
     pairs = [
         *_paired(
             "encoder", tuple(unit for unit in acts.encoders if unit.learns), trained.encoders, where
@@ -188,9 +188,9 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
             isinstance(prior.module.prior, modules.RSSMPosteriorV3)
             or prior.module.posterior is None
         ):
-            what = "the state estimator is not made of a prior and then a posterior"
+            problem = "the state estimator is not made of a prior and then a posterior"
             raise ConfigError(
-                what, f"{where}, {prior.path}", "RSSMStateEstimatorV3(prior, posterior)"
+                problem, f"{where}, {prior.path}", "RSSMStateEstimatorV3(prior, posterior)"
             )
     else:
         kinds = (modules.RSSMPosterior, modules.RSSMPosteriorV3)
@@ -207,9 +207,11 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
     encoders = tuple(inside[:at])
     actors = tuple(unit for unit in inside[at + 1 :] if unit.learns and unit is not prior)
     if not encoders or not actors:
-        what = f"the player has no {'actor after' if encoders else 'encoder before'} its posterior"
+        problem = (
+            f"the player has no {'actor after' if encoders else 'encoder before'} its posterior"
+        )
         cure = "compose it as encoder, state and actor, as TorchRL's Dreamer examples do"
-        raise ConfigError(what, where, cure)
+        raise ConfigError(problem, where, cure)
     return PlayerParts(version, encoders, posterior, actors, prior)
 
 
@@ -234,8 +236,8 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
     version = 3 if isinstance(model.module, DreamerV3ModelLoss) else 1
     of_actor = 3 if isinstance(actor.module, DreamerV3ActorLoss) else 1
     if version != of_actor:
-        what = f"the world model is DreamerV{version}'s and the actor is DreamerV{of_actor}'s"
-        raise ConfigError(what, where, "give both losses of one version")
+        problem = f"the world model is DreamerV{version}'s and the actor is DreamerV{of_actor}'s"
+        raise ConfigError(problem, where, "give both losses of one version")
     made = list(units(model.module.world_model, f"{model.path}.world_model"))
     kinds = (modules.RSSMRollout, modules.RSSMRolloutV3)
     rollout = _one(
@@ -257,9 +259,11 @@ def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
     if not parts.estimates:
         return shapes
     if prior.action_shape is None:
-        what = "the prior does not know the shape of an action"
+        problem = "the prior does not know the shape of an action"
         cure = "give it action_spec or action_shape"
-        raise ConfigError(what, f"player, {parts.prior.path}.prior, {type(prior).__name__}", cure)
+        raise ConfigError(
+            problem, f"player, {parts.prior.path}.prior, {type(prior).__name__}", cure
+        )
     return {**shapes, "previous_action": tuple(prior.action_shape)}
 
 

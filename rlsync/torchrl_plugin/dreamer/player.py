@@ -140,14 +140,14 @@ class DreamerPlayer(TensorDictModuleBase):
         made_by = tensordict.get(STATE_VERSION, None)
         stamp = tensordict.get(STAMP, None)
         if made_by is None:
-            what = f"the environment does not carry {STATE_VERSION!r}"
+            problem = f"the environment does not carry {STATE_VERSION!r}"
             cure = "TransformedEnv(env, Compose(InitTracker(), player.primer()))"
-            raise ConfigError(what, "DreamerPlayer, at a step", cure)
+            raise ConfigError(problem, "DreamerPlayer, at a step", cure)
         if stamp is None and self.on_adoption != "keep":
-            what = f"the frames do not carry {STAMP!r}, so an adoption cannot be seen"
+            problem = f"the frames do not carry {STAMP!r}, so an adoption cannot be seen"
             cure = "pass track_policy_version=True to the collector, or give it a BoardScheme"
             raise ConfigError(
-                what, f"DreamerPlayer(on_adoption={self.on_adoption!r}), at a step", cure
+                problem, f"DreamerPlayer(on_adoption={self.on_adoption!r}), at a step", cure
             )
         if stamp is None:
             return made_by, torch.full_like(made_by, NO_VERSION)

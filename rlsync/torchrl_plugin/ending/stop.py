@@ -185,9 +185,9 @@ class Stop:
         assert self._made_here is not None, "it waits there"
         self.hangs = self._made_here.stacks(self._learner)
         self.saved = save_before_the_end(self._trainer)
-        what = "an environment of the learner's own process has not come back"
+        problem = "an environment of the learner's own process has not come back"
         cure = f"a thread cannot be ended: end the program (kill -9 {os.getpid()}), then resume the run"
-        error = WorkerLost(what, f"{when}; checkpoint: {self.saved}", cure)
+        error = WorkerLost(problem, f"{when}; checkpoint: {self.saved}", cure)
         _log.error("%s\n%s", error, self.hangs)
 
 

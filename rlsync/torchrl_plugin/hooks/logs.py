@@ -21,13 +21,13 @@ from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 def require_stamps(sync: SyncWeights, who: str) -> None:
     """Refuse a hook whose versions are not those of the frames that its trainer consumes."""
     if sync.trainer is not None and sync.collector is not sync.trainer.collector:
-        what = "the frames that this trainer consumes carry the versions of another hook"
+        problem = "the frames that this trainer consumes carry the versions of another hook"
         where = f"{who}, with the SyncWeights of another {type(sync.collector).__name__}"
-        raise ConfigError(what, where, "pass the SyncWeights of the trainer's own collector")
+        raise ConfigError(problem, where, "pass the SyncWeights of the trainer's own collector")
     endpoint = sync.bound.endpoint
     if not endpoint.stamped:
-        what = "frames do not carry the version that acted"
-        raise ConfigError(what, f"{who} on this trainer's collector", "; ".join(endpoint.notes))
+        problem = "frames do not carry the version that acted"
+        raise ConfigError(problem, f"{who} on this trainer's collector", "; ".join(endpoint.notes))
 
 
 class Logs(TrainerHookBase):
@@ -62,9 +62,9 @@ class Logs(TrainerHookBase):
                 and type(other) is type(self)
                 and other.prefix == self.prefix
             ):
-                what = f"this trainer already has a {who} that logs under {self.prefix!r}"
+                problem = f"this trainer already has a {who} that logs under {self.prefix!r}"
                 cure = f"register one {who} for each SyncWeights, each with a prefix of its own if it has one"
-                raise ConfigError(what, f"{who}.register", cure)
+                raise ConfigError(problem, f"{who}.register", cure)
         if stamps:
             require_stamps(self.sync, who)
 

@@ -21,9 +21,9 @@ _PATIENCE = 10  #: so many batches without a call, or calls without progress, ra
 def no_trainer(hook: object, or_else: str = "") -> ConfigError:
     """The error of a hook that met no trainer; ``or_else`` is another cure, and ends in ", or "."""
     name = type(hook).__name__
-    what = f"this {name} has no trainer yet, so it can do nothing"
+    problem = f"this {name} has no trainer yet, so it can do nothing"
     cure = f"{or_else}call hook.register(trainer) in place of trainer.register_op(stage, hook)"
-    return ConfigError(what, f"{name}, called before it was bound to a trainer", cure)
+    return ConfigError(problem, f"{name}, called before it was bound to a trainer", cure)
 
 
 def require(kind: type, given: object, hook: object, cure: str = "give your trainer") -> None:
@@ -38,9 +38,9 @@ def require(kind: type, given: object, hook: object, cure: str = "give your trai
 def require_trainer(hook: Any, trainer: Trainer, who: str) -> None:
     """Refuse a trainer to which a hook that publishes is not bound."""
     if hook.trainer is not trainer:
-        what = f"this {type(hook).__name__} is not bound to that trainer"
+        problem = f"this {type(hook).__name__} is not bound to that trainer"
         raise ConfigError(
-            what, who, "register it on the same trainer first; make one for each trainer"
+            problem, who, "register it on the same trainer first; make one for each trainer"
         )
 
 
@@ -48,32 +48,32 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
     """Refuse the arguments of a stage at which the hook has no place."""
     if given:
         name = type(hook).__name__
-        what = f"this {name} takes no arguments, and was called with {type(given[0]).__name__}"
+        problem = f"this {name} takes no arguments, and was called with {type(given[0]).__name__}"
         cure = "register it at a stage without arguments (post_steps, post_optim or post_epoch), "
         cure += "or call hook.register(trainer), which chooses one"
-        raise ConfigError(what, f"the stage at which {name} is registered", cure)
+        raise ConfigError(problem, f"the stage at which {name} is registered", cure)
 
 
 def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:
     """Refuse background publishes that the transport cannot make, or no optimizer's step could join."""
     if not endpoint.publisher.transport.background:
-        what = "weights of this collector are not published in the background"
+        problem = "weights of this collector are not published in the background"
         cure = "leave it out, or use a process collector with a BoardScheme"
         raise ConfigError(
-            what, f"SyncWeights(background=True), transport {endpoint.description}", cure
+            problem, f"SyncWeights(background=True), transport {endpoint.description}", cure
         )
     if not trainers.optimizers(trainer):
-        what = "this trainer has no optimizer before whose step a publish could be joined"
+        problem = "this trainer has no optimizer before whose step a publish could be joined"
         cure = "give the trainer its optimizer, or leave background out"
-        raise ConfigError(what, "SyncWeights(background=True)", cure)
+        raise ConfigError(problem, "SyncWeights(background=True)", cure)
 
 
 def refuse_shards_in_background(plan: SyncPlan) -> None:
     """Refuse to publish sharded leaves in the background: all ranks bring their parts at once."""
     sharded = plan.count(Verdict.SHARDED)
     if sharded:
-        what = f"{sharded} leaves are sharded over ranks, which bring their parts at once"
-        raise ConfigError(what, "SyncWeights(background=True)", "leave background out")
+        problem = f"{sharded} leaves are sharded over ranks, which bring their parts at once"
+        raise ConfigError(problem, "SyncWeights(background=True)", "leave background out")
 
 
 @runtime_checkable
@@ -134,9 +134,9 @@ class RegistersItself(TrainerHookBase):
     def __call__(self, *given: object) -> None:
         """Refuse to be an operation."""
         name = type(self).__name__
-        what = f"{name} is not an operation of one stage"
+        problem = f"{name} is not an operation of one stage"
         cure = "call hook.register(trainer) instead: it registers what is needed at each stage"
-        raise ConfigError(what, f"trainer.register_op(stage, {name}(...))", cure)
+        raise ConfigError(problem, f"trainer.register_op(stage, {name}(...))", cure)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to keep."""
@@ -168,10 +168,10 @@ class Calls:
         self._steps = optim_steps
         self._batches += 1
         if self._batches == _PATIENCE:
-            what = f"this {self._hook} is bound to the trainer, which does not call it"
+            problem = f"this {self._hook} is bound to the trainer, which does not call it"
             where = f"the last {_PATIENCE} batches, {optim_steps} optimizer steps"
             cure = "trainer.register_op('post_steps', hook), or call hook.register(trainer)"
-            warn(NothingPublished(what, where, cure))
+            warn(NothingPublished(problem, where, cure))
 
     def published(self) -> None:
         """The hook published, whoever asked it to."""
@@ -187,7 +187,7 @@ class Calls:
             return
         self._calls += 1
         if self._calls == _PATIENCE:
-            what = f"this {self._hook} is called, but not by the trainer to which it is bound"
+            problem = f"this {self._hook} is called, but not by the trainer to which it is bound"
             where = f"the last {_PATIENCE} calls, after {now.batches} batches of that trainer"
             cure = "bind the hook to the trainer that calls it; in a loop of your own, call hook.publish()"
-            warn(NothingPublished(what, where, cure))
+            warn(NothingPublished(problem, where, cure))

@@ -119,8 +119,8 @@ class PublishHook(TrainerHookBase):
         self, when: Trigger, *, history: int = 1000, receipts_file: str | FilePath | None = None
     ) -> None:
         if not isinstance(when, Trigger):
-            what = f"'when' is a trigger, got {type(when).__name__}"
-            raise ConfigError(what, f"when={when!r}", "for example when=Every(4, 'optim_steps')")
+            problem = f"'when' is a trigger, got {type(when).__name__}"
+            raise ConfigError(problem, f"when={when!r}", "for example when=Every(4, 'optim_steps')")
         file = None
         if receipts_file is not None:
             file = FilePath(receipts_file).absolute()
@@ -258,9 +258,9 @@ class PublishHook(TrainerHookBase):
         assert self.trainer is not None, "bound, since its trainer calls it"
         planned = trainers.planned(self.trainer)
         if not self._told_never_due and not self.when.due(Counters(), planned):
-            what = f"this {type(self).__name__} is never due in the planned run: {self.when}"
+            problem = f"this {type(self).__name__} is never due in the planned run: {self.when}"
             where = f"{planned.batches} batches, {planned.frames} frames; the first weights act all the time"
-            warn(NothingPublished(what, where, "choose a shorter interval"))
+            warn(NothingPublished(problem, where, "choose a shorter interval"))
             self._told_never_due = True
 
     def _count_batch(self) -> None:
@@ -321,9 +321,9 @@ class PublishHook(TrainerHookBase):
 
         for stock in replaced:
             if lost := [name for name in stock.destinations if not reached(parse(name))]:
-                what = f"{', '.join(map(repr, lost))} would get no weights any more"
+                problem = f"{', '.join(map(repr, lost))} would get no weights any more"
                 cure = "add the destination to the map, or leave it out of the trainer's weight_update_map"
-                raise ConfigError(what, f"{type(self).__name__}, which replaces {stock}", cure)
+                raise ConfigError(problem, f"{type(self).__name__}, which replaces {stock}", cure)
         trainers.remove_stock_update_weights(trainer, replaced)
         for stock in found:
             told = f"{'replaces' if stock in replaced else 'keeps'} {stock}"

@@ -115,12 +115,12 @@ class BoundStaleness(Logs, RegistersItself, Reader):
                 "use MultiSyncCollector, a bound of at least 1, or action='drop'",
             )
         if endpoint.adopts_within_rollouts and endpoint.in_flight:
-            what = (
+            problem = (
                 "the oldest frame of a running rollout is not known: workers adopt within rollouts"
             )
             where = "BoundStaleness(action='wait') with BoardScheme(adopt_at='policy_call')"
             raise ConfigError(
-                what, where, "use action='drop', or let the workers adopt between rollouts"
+                problem, where, "use action='drop', or let the workers adopt between rollouts"
             )
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:

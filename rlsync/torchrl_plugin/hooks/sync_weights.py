@@ -156,12 +156,12 @@ class SyncWeights(PublishHook):
             or self.bound.acts_in(policy_of(own))
         ):
             return
-        what = "this SyncWeights publishes to another collector than the trainer's"
+        problem = "this SyncWeights publishes to another collector than the trainer's"
         where = (
             f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook"
         )
         cure = "leave collector out; or register the hook of the trainer's own collector first"
-        warn(NothingPublished(what, where, cure))
+        warn(NothingPublished(problem, where, cure))
 
     def _register_ops(self, trainer: Trainer, endpoint: Endpoint) -> None:
         trainer.register_op("post_optim", self._count_optim_step)

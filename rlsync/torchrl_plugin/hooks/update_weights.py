@@ -92,8 +92,8 @@ class UpdateWeights(PublishHook):
         if trainer is not None:
             self._bind(trainer)
         elif isinstance(collector, BaseCollector) and not isinstance(endpoint, BoardEndpoint):
-            what = "this UpdateWeights is registered with no trainer, so it sends nothing"
-            notice_silence(collector, what, lambda: (self.version, self._batches))
+            problem = "this UpdateWeights is registered with no trainer, so it sends nothing"
+            notice_silence(collector, problem, lambda: (self.version, self._batches))
         if endpoint is not None and (
             weight_update_map is not None or policy_weights_getter is not None
         ):
@@ -241,9 +241,9 @@ def _check_arguments(
     collector: Any, getter: Any, sync_map: Any, trainer: Any, sender: Any, unit: str
 ) -> None:
     if sender is None and collector is None:
-        what = "nothing to send to"
+        problem = "nothing to send to"
         raise ConfigError(
-            what, "UpdateWeights(collector=None, sender=None)", "pass a collector or a sender"
+            problem, "UpdateWeights(collector=None, sender=None)", "pass a collector or a sender"
         )
     if sender is not None and (getter is not None or sync_map is not None):
         where = "UpdateWeights(sender=..., policy_weights_getter or weight_update_map)"
@@ -251,14 +251,14 @@ def _check_arguments(
             "a sender knows its own weights", where, "leave out the getter and the map"
         )
     if sync_map is not None and trainer is None:
-        what = "the sources of a map are paths on a trainer"
+        problem = "the sources of a map are paths on a trainer"
         raise ConfigError(
-            what, "UpdateWeights(weight_update_map=..., trainer=None)", "pass trainer="
+            problem, "UpdateWeights(weight_update_map=..., trainer=None)", "pass trainer="
         )
     where = f"UpdateWeights(interval_unit={unit!r})"
     check_choice("interval unit", unit, ("batches", "optim_steps"), where)
     if unit == "optim_steps" and trainer is None:
-        what = "optimizer steps are counted by a trainer"
+        problem = "optimizer steps are counted by a trainer"
         raise ConfigError(
-            what, "UpdateWeights(interval_unit='optim_steps', trainer=None)", "pass trainer="
+            problem, "UpdateWeights(interval_unit='optim_steps', trainer=None)", "pass trainer="
         )

@@ -105,14 +105,14 @@ class VerifySync(Logs):
         check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
         check_timeouts("VerifySync", may_be_none=False, timeout_s=timeout_s)
         if when is not None and not isinstance(when, Trigger):
-            what = f"'when' is a trigger, got {type(when).__name__}"
+            problem = f"'when' is a trigger, got {type(when).__name__}"
             cure = "for example when=Every(100, 'batches')"
-            raise ConfigError(what, f"VerifySync(when={when!r})", cure)
+            raise ConfigError(problem, f"VerifySync(when={when!r})", cure)
         share = isinstance(behaviour, float) and 0.0 < behaviour < 1.0
         if behaviour is not None and not share and not isinstance(behaviour, Trigger):
-            what = f"'behaviour' is a trigger or a share of the time below 1, got {behaviour!r}"
+            problem = f"'behaviour' is a trigger or a share of the time below 1, got {behaviour!r}"
             cure = f"for example behaviour=Every(60, 'seconds'), or behaviour={_SHARE}"
-            raise ConfigError(what, "VerifySync(behaviour=...)", cure)
+            raise ConfigError(problem, "VerifySync(behaviour=...)", cure)
         super().__init__(sync, prefix)
         self.when = Every(10, "batches") if when is None else when
         self.action = action
@@ -206,9 +206,9 @@ class VerifySync(Logs):
             self._tell(wrong)
 
     def _tell(self, wrong: list[Deviation]) -> None:
-        what = "; ".join(dict.fromkeys(deviation.what for deviation in wrong))
+        problem = "; ".join(dict.fromkeys(deviation.what for deviation in wrong))
         cure = "; ".join(dict.fromkeys(deviation.cure for deviation in wrong))
-        error = PublishError(what, "; ".join(deviation.where for deviation in wrong), cure)
+        error = PublishError(problem, "; ".join(deviation.where for deviation in wrong), cure)
         if self.action == "raise":
             raise error
         _log.error("%s", error)

@@ -35,11 +35,11 @@ class BoardHandle:
         file, words = mark.open(self.address, fmt.CONTROL_BYTES, "board")
         if words[fmt.GENERATION] < self.generation:
             file.close()
-            what = (
+            problem = (
                 f"the board is of generation {words[fmt.GENERATION]}, older than {self.generation}"
             )
             cure = "attach to the board of the learner that runs now"
-            raise BoardClosed(what, f"opening {self.address.path}", cure)
+            raise BoardClosed(problem, f"opening {self.address.path}", cure)
         return file, words
 
     def subscribe(self, apply: Apply, reader: int | None = None) -> BoardReader:
@@ -127,9 +127,9 @@ class BoardReader(Subscriber):
         """Tell the learner something; see the contract. PublishError: it is larger than 1 MiB, compressed."""
         packed = zlib.compress(note)
         if len(packed) > fmt.NOTE_BYTES:
-            what = f"a note of {len(packed)} bytes has no room on the board"
+            problem = f"a note of {len(packed)} bytes has no room on the board"
             cure = f"stay below {fmt.NOTE_BYTES} bytes, compressed"
-            raise PublishError(what, f"worker {self.reader}", cure)
+            raise PublishError(problem, f"worker {self.reader}", cure)
         size = fmt.note_bytes(self.reader, kind)
         self._words[size] = 0
         self._file.write(packed, fmt.note_at(self.reader, kind))
@@ -179,10 +179,10 @@ class BoardReader(Subscriber):
 
     def _refuse_older_generation(self, stamp: Stamp) -> None:
         if stamp.generation < self.stamp.generation:
-            what = f"version {stamp.version} is of generation {stamp.generation}; "
-            what += f"this worker has acted with generation {self.stamp.generation}"
+            problem = f"version {stamp.version} is of generation {stamp.generation}; "
+            problem += f"this worker has acted with generation {self.stamp.generation}"
             cure = "end the older learner: only the one that was resumed last may publish"
-            raise PublishError(what, f"worker {self.reader}", cure)
+            raise PublishError(problem, f"worker {self.reader}", cure)
 
     def _release(self, slot: int | None) -> None:
         if slot is not None:
@@ -209,9 +209,9 @@ class BoardReader(Subscriber):
     def _claim_line(self, wanted: int | None) -> int:
         if wanted is not None and not 0 <= wanted < fmt.MAX_READERS:
             self._file.close()
-            what = f"a board has no line for worker {wanted}"
+            problem = f"a board has no line for worker {wanted}"
             raise ConfigError(
-                what, f"pid {os.getpid()}", f"number workers from 0 to {fmt.MAX_READERS - 1}"
+                problem, f"pid {os.getpid()}", f"number workers from 0 to {fmt.MAX_READERS - 1}"
             )
         if wanted is None:
             candidates = range(fmt.MAX_READERS)

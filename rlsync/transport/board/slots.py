@@ -280,6 +280,6 @@ class Untouched:
     def check(self) -> None:
         """Raise PublishError if a tensor was written to since then."""
         if list(map(writes, self.tensors)) != self.writes:
-            what = f"weights were written to while version {self.version} was copied from them"
+            problem = f"weights were written to while version {self.version} was copied from them"
             cure = "write to them at a stage before the publish, or publish with background=False"
-            raise PublishError(what, "a publish in the background", cure)
+            raise PublishError(problem, "a publish in the background", cure)

@@ -74,9 +74,9 @@ class BoardWriter(BoardWatch, Transport):
 
     def __init__(self, max_slots: int = fmt.MAX_SLOTS) -> None:
         if not FIRST_SLOTS <= max_slots <= fmt.MAX_SLOTS:
-            what = f"max_slots is between {FIRST_SLOTS} and {fmt.MAX_SLOTS}, got {max_slots}"
+            problem = f"max_slots is between {FIRST_SLOTS} and {fmt.MAX_SLOTS}, got {max_slots}"
             cure = "leave it out, or allow 2 * workers + 2"
-            raise ConfigError(what, f"WeightBoard(max_slots={max_slots})", cure)
+            raise ConfigError(problem, f"WeightBoard(max_slots={max_slots})", cure)
         self._pid = os.getpid()
         file = SharedFile.create("rlsync-board")
         file.allocate(0, fmt.CONTROL_BYTES)
@@ -227,9 +227,9 @@ class BoardWriter(BoardWatch, Transport):
     def _check_free(self) -> None:
         self._check_open()
         if self._copying is not None:
-            what = f"version {self._copying[1].version} is still being copied"
+            problem = f"version {self._copying[1].version} is still being copied"
             cure = "join() it first: a board carries one version after the other"
-            raise PublishError(what, "BoardWriter", cure)
+            raise PublishError(problem, "BoardWriter", cure)
 
     def _copy(
         self, slot: int, stamp: Stamp, tensors: Sequence[Tensor], later: Set[int]

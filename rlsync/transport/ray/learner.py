@@ -65,8 +65,8 @@ class RayTransport(Transport):
 
     def __init__(self, *, repeat_s: float = 1.0) -> None:
         if not ray.is_initialized():
-            what = "Ray is not initialised in this process"
-            raise ConfigError(what, "RayTransport()", "call ray.init() before")
+            problem = "Ray is not initialised in this process"
+            raise ConfigError(problem, "RayTransport()", "call ray.init() before")
         #: The mailbox's handle, for :class:`rlsync.transport.ray.receiver.NodeReceiver`.
         self.mailbox: Any = start_mailbox()
         self._pid = os.getpid()
@@ -202,9 +202,9 @@ class RayTransport(Transport):
             raise BoardClosed("Ray was shut down", "RayTransport", "publish before ray.shutdown()")
         failure = self.thread.failure
         if failure is not None:
-            what = f"the thread that sends images has failed: {failure!r}"
+            problem = f"the thread that sends images has failed: {failure!r}"
             cure = "look at the error above; the run cannot publish any more"
-            raise PublishError(what, "RayTransport", cure) from failure
+            raise PublishError(problem, "RayTransport", cure) from failure
 
     def _refresh(self) -> None:
         """Read the nodes' reports, if the mailbox answers in time; else those before stand."""

@@ -119,9 +119,9 @@ class NodeReceiver:
                 cure = "the learner must live while workers attach"
                 raise BoardClosed("the learner is gone", where, cure) from self.failure
             if time.monotonic() >= until_s:
-                what = f"version {stamp.version} has not come within {timeout_s:g} s"
+                problem = f"version {stamp.version} has not come within {timeout_s:g} s"
                 cure = "look whether the learner's node can be reached, and how full its object store is"
-                raise AdoptionTimeout(what, where, cure)
+                raise AdoptionTimeout(problem, where, cure)
             time.sleep(_LOOK_S)
 
     # ------------------------------------------------------------------ the thread

@@ -62,9 +62,9 @@ class ImageBuffer:
 def unpack(flat: Tensor) -> Image:
     """Take a version out of a sealed flat image; PublishError if its digest does not match."""
     if flat.numel() < _HEAD_BYTES or digest_of(flat) != digest_in(flat):
-        what = "an image of weights was damaged on its way: its digest does not match"
+        problem = "an image of weights was damaged on its way: its digest does not match"
         cure = "nothing to do: the image is not used, and is asked for again"
-        raise PublishError(what, f"{flat.numel():,} bytes from the store", cure)
+        raise PublishError(problem, f"{flat.numel():,} bytes from the store", cure)
     _, generation, version, json_bytes = flat[:_HEAD_BYTES].view(torch.int64).tolist()
     layout = Layout.from_json(bytes(flat[_HEAD_BYTES : _HEAD_BYTES + json_bytes].tolist()))
     return Image(

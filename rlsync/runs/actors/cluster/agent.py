@@ -66,9 +66,9 @@ class NodeAgent:
         job = self._job
         # A player without weights publishes no version.
         if job.settings.player.modules and not has_version(self._receiver, timeout_s):
-            what = f"no version of the weights came to this node within {timeout_s:g} s"
+            problem = f"no version of the weights came to this node within {timeout_s:g} s"
             cure = "look whether the node reaches the learner's node on all of Ray's ports"
-            raise AdoptionTimeout(what, f"node {job.node}", cure) from self._receiver.failure
+            raise AdoptionTimeout(problem, f"node {job.node}", cure) from self._receiver.failure
         logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
         workers = WorkerJob(
             job.settings, self._ring.handle, self._board.handle, job.seed, tuple(logs.each)
@@ -107,9 +107,11 @@ class NodeAgent:
         deadline = time.monotonic() + timeout_s
         while not self._ending.is_set():
             if self._receiver.failure is not None:
-                what = f"this node receives no weights any more: {self._receiver.failure!r}"
+                problem = f"this node receives no weights any more: {self._receiver.failure!r}"
                 cure = "nothing to do: its agent is ended"
-                raise PublishError(what, f"node {self._job.node}", cure) from self._receiver.failure
+                raise PublishError(
+                    problem, f"node {self._job.node}", cure
+                ) from self._receiver.failure
             with self._supervising:
                 if self._ending.is_set() or self._receiver.learner_died:
                     return None  # the ring is closed, or nobody would get the rollout

@@ -277,10 +277,10 @@ class BoardHere:
         self._receiver = NodeReceiver(mailbox, "the learner's machine", self._board, numbers=())
         if not has_version(self._receiver, timeout_s):
             self.close()
-            what = f"no version of the weights came to the learner's own machine within {timeout_s:g} s"
+            problem = f"no version of the weights came to the learner's own machine within {timeout_s:g} s"
             where = "starting the evaluating process of a run on a cluster"
             cure = "look whether Ray's object store has room, or evaluate after the run: rlsync eval RUN"
-            raise AdoptionTimeout(what, where, cure) from self._receiver.failure
+            raise AdoptionTimeout(problem, where, cure) from self._receiver.failure
 
     def close(self) -> None:
         self._receiver.close()

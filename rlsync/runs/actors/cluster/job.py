@@ -69,9 +69,9 @@ class Turns:
                     not self._changed.wait(max(0.0, deadline - time.monotonic()))
                     and self._next != number
                 ):
-                    what = f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next"
+                    problem = f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next"
                     cure = "look what holds that call up; the learner ends this agent and starts another one"
-                    raise PublishError(what, "a node's agent", cure)
+                    raise PublishError(problem, "a node's agent", cure)
         try:
             yield
         finally:
@@ -90,9 +90,9 @@ def unpack(flat: Flat, layout: Layout, into: Tensor) -> dict[str, Tensor]:
     """Copy a rollout into memory, and return its arrays there; PublishError if it is of another layout."""
     used = flat.image.nbytes
     if used != _used_bytes(layout, flat.finals):
-        what = "what came from a node is not a rollout of this run"
+        problem = "what came from a node is not a rollout of this run"
         cure = "run the same version of rlsync, with the same environment, on all nodes"
-        raise PublishError(what, f"{used:,} bytes", cure)
+        raise PublishError(problem, f"{used:,} bytes", cure)
     np.copyto(into.numpy()[:used], flat.image)
     names = [entry.leaf.name for entry in layout.entries]
     views = dict(zip(names, layout.views(into), strict=True))

@@ -151,9 +151,9 @@ class Nodes:
         nodes = ", ".join(
             f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self
         )
-        what = f"no rollout came for {timeout_s:g} s from {nodes or 'any node'}"
+        problem = f"no rollout came for {timeout_s:g} s from {nodes or 'any node'}"
         cure = "look at these nodes' workers; if a rollout takes that long, give a longer silent_timeout_s"
-        return AdoptionTimeout(what, "collecting rollouts", cure)
+        return AdoptionTimeout(problem, "collecting rollouts", cure)
 
     def end(self, timeout_s: float) -> None:
         """End all agents and their workers, which may take ``timeout_s`` to leave."""
@@ -238,7 +238,7 @@ class Nodes:
         late = ", ".join(str(node.machine) for node in waiting) or "none that is there"
         wanted = max(self.placement.min_nodes, len(self._by_id))
         within_s = self.placement.start_timeout_s
-        what = f"{len(self.acting)} of {wanted} nodes are ready after {within_s:g} s; not ready: {late}"
+        problem = f"{len(self.acting)} of {wanted} nodes are ready after {within_s:g} s; not ready: {late}"
         cure = "look whether these nodes have the resources (ray status) and the same packages, or give a "
         cure += "longer start_timeout_s"
-        return AdoptionTimeout(what, "starting the workers of a cluster", cure)
+        return AdoptionTimeout(problem, "starting the workers of a cluster", cure)

@@ -53,8 +53,8 @@ class Session:
                 which = _OWN_RAY if address is None else {"address": address}
                 ray.init(logging_level="WARNING", **which)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            what = f"Ray refuses: {first_line(error)}"
-            raise ConfigError(what, f"{ADDRESS_KEY}={address}", _cure(error)) from error
+            problem = f"Ray refuses: {first_line(error)}"
+            raise ConfigError(problem, f"{ADDRESS_KEY}={address}", _cure(error)) from error
 
     def close(self) -> None:
         """Disconnect, and end the Ray that was started here. A second call does nothing."""
@@ -96,11 +96,11 @@ def check_address(address: str | None) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        what = f"{address!r} is not the address of a cluster"
+        problem = f"{address!r} is not the address of a cluster"
         where = f"{ADDRESS_KEY}={address}"
         cure = "give HOST:PORT of its head node, for example 10.0.0.1:6379, and run the learner on a node of "
         cure += "the cluster; or auto, or null for a Ray on this machine alone"
-        raise ConfigError(what, where, cure)
+        raise ConfigError(problem, where, cure)
 
 
 def check_reachable(address: str) -> None:
@@ -109,12 +109,12 @@ def check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        what = f"nothing answers at {address}: {error}"
+        problem = f"nothing answers at {address}: {error}"
         where = f"{ADDRESS_KEY}={address}"
         cure = (
             "look whether the cluster runs (ray status, on its head node), or a firewall is between"
         )
-        raise ConfigError(what, where, cure) from error
+        raise ConfigError(problem, where, cure) from error
 
 
 @dataclass(frozen=True, slots=True)

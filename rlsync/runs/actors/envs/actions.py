@@ -158,14 +158,14 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
             low, high = (tuple(map(float, bound)) for bound in (space.low, space.high))
             return BoxActions(int(size), low, high, space.dtype.name)
         case Box() if space.dtype.kind in "iub":
-            what = f"{name!r} takes actions of {space}: they are whole numbers, and players choose fractions"
+            problem = f"{name!r} takes actions of {space}: they are whole numbers, and players choose fractions"
             cure = "wrap it (gymnasium.wrappers.TransformAction): take floats and round them, or one of n"
-            raise ConfigError(what, "environment", cure)
+            raise ConfigError(problem, "environment", cure)
     raise unusable_actions(space, repr(name))
 
 
 def unusable_actions(space: object, name: str) -> ConfigError:
-    what = f"{name} takes actions of {space}"
+    problem = f"{name} takes actions of {space}"
     return ConfigError(
-        what, "environment", "wrap it so that an action is one of n, or a vector of numbers"
+        problem, "environment", "wrap it so that an action is one of n, or a vector of numbers"
     )

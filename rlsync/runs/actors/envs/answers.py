@@ -212,12 +212,12 @@ class _Form:
         self.refuse("step", field, _shown(answer), f"it has to be {wanted}", cure)
 
     def refuse(self, method: str, field: str, answer: str, promise: str, cure: str) -> NoReturn:
-        what = f"{self.name!r} answers {method}() with {field} = {answer}; {promise}"
+        problem = f"{self.name!r} answers {method}() with {field} = {answer}; {promise}"
         if self.space is None:
             space = ""
         else:
             space = f"; its observation space is {self.space}"
-        raise ConfigError(what, f"{method}() of the environment {self.name!r}{space}", cure)
+        raise ConfigError(problem, f"{method}() of the environment {self.name!r}{space}", cure)
 
 
 def _array(value: Any) -> NDArray[Any] | None:

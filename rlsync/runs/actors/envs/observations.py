@@ -97,6 +97,6 @@ def require_vector_or_picture(observations: Observations, name: str) -> None:
     """Raise ConfigError for observations that no network of a recipe takes."""
     if observations.why_neither:
         shape = [*observations.shape]
-        what = f"{name!r} gives observations of shape {shape}, neither vectors nor pictures: "
+        problem = f"{name!r} gives observations of shape {shape}, neither vectors nor pictures: "
         cure = "gymnasium.wrappers.FlattenObservation makes vectors of the same numbers"
-        raise ConfigError(what + observations.why_neither, "env.id", cure)
+        raise ConfigError(problem + observations.why_neither, "env.id", cure)

@@ -82,18 +82,18 @@ class GymnasiumEnvs:
         except TypeError as error:
             if f"'{_AUTORESET}'" not in str(error):
                 raise
-            what = f"{self.id!r} takes no {_AUTORESET}: each environment is reset when its episode ends"
+            problem = f"{self.id!r} takes no {_AUTORESET}: each environment is reset when its episode ends"
             cure = f"leave {_AUTORESET} out; it is an option of some vector environments (vectorized=True)"
-            raise ConfigError(what, f"GymnasiumEnvs(options={self.options})", cure) from error
+            raise ConfigError(problem, f"GymnasiumEnvs(options={self.options})", cure) from error
 
     def _own_vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
         try:
             return gymnasium.make_vec(self.id, num_envs, "vector_entry_point", **self.options)
         except (TypeError, gymnasium.error.Error) as error:
-            what = f"cannot make the vector environment of {self.id!r}: {first_line(error)}"
+            problem = f"cannot make the vector environment of {self.id!r}: {first_line(error)}"
             cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
             raise ConfigError(
-                what, f"GymnasiumEnvs(vectorized=True), options={self.options}", cure
+                problem, f"GymnasiumEnvs(vectorized=True), options={self.options}", cure
             ) from error
 
 
@@ -223,8 +223,8 @@ class AtariEnvs:
     def __post_init__(self) -> None:
         for name, cure in _NOT_OF_GAMES.items():
             if self.options.get(name):
-                what = f"with the option {name!r} of ale-py, returns would not be those of games"
-                raise ConfigError(what, f"AtariEnvs({self.game!r})", cure)
+                problem = f"with the option {name!r} of ale-py, returns would not be those of games"
+                raise ConfigError(problem, f"AtariEnvs({self.game!r})", cure)
 
     def ale_options(self) -> dict[str, Any]:
         """The arguments of ``ale_py.vector_env.AtariVectorEnv``."""

@@ -128,9 +128,9 @@ class ListedEnvs(SpacedEnvs):
         try:
             for env in self.envs:
                 if (env.observation_space, env.action_space) != (self._space, first.action_space):
-                    what = f"two environments {name!r} that are made alike have different spaces"
+                    problem = f"two environments {name!r} that are made alike have different spaces"
                     raise ConfigError(
-                        what, "environment", "let its spaces depend on its arguments alone"
+                        problem, "environment", "let its spaces depend on its arguments alone"
                     )
             super().__init__(num_envs, self._space, first.action_space, name)
         except ConfigError:
@@ -201,9 +201,11 @@ class VectorEnvs(SpacedEnvs):
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             envs.close()
-            what = f"{name!r} does not reset in the step that ends an episode: its mode is {mode}"
+            problem = (
+                f"{name!r} does not reset in the step that ends an episode: its mode is {mode}"
+            )
             cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
-            raise ConfigError(what, "environment", cure)
+            raise ConfigError(problem, "environment", cure)
         try:
             super().__init__(
                 envs.num_envs, envs.single_observation_space, envs.single_action_space, name
@@ -255,9 +257,9 @@ class AleEnvs(VectorEnvs):
         try:
             from ale_py import roms, vector_env
         except ImportError as error:
-            what = "ale-py is not installed"
+            problem = "ale-py is not installed"
             raise ConfigError(
-                what, f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'"
+                problem, f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'"
             ) from error
         games = roms.get_all_rom_ids()
         if game not in games:

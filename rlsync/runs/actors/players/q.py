@@ -48,9 +48,9 @@ class EpsilonLadder:
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1 or self.alpha < 0:
-            what = f"no ladder has epsilon {self.epsilon:g} and alpha {self.alpha:g}"
+            problem = f"no ladder has epsilon {self.epsilon:g} and alpha {self.alpha:g}"
             raise ConfigError(
-                what, "EpsilonLadder", "give an epsilon from 0 to 1, and an alpha of 0 or more"
+                problem, "EpsilonLadder", "give an epsilon from 0 to 1, and an alpha of 0 or more"
             )
 
     def of(self, worker: int, num_workers: int) -> float:

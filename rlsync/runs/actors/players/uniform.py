@@ -80,7 +80,7 @@ def _log_density(actions: ActionSpec) -> float:
         return -math.log(actions.n)
     widths = [high - low for low, high in zip(actions.low, actions.high, strict=True)]
     if not widths or not all(0 < width < math.inf for width in widths):
-        what = f"nothing can be drawn uniformly from {actions}"
+        problem = f"nothing can be drawn uniformly from {actions}"
         cure = "give actions with finite bounds, for example BoxActions(1, (-1.0,), (1.0,))"
-        raise ConfigError(what, "UniformPlayer(actions=...)", cure)
+        raise ConfigError(problem, "UniformPlayer(actions=...)", cure)
     return -sum(map(math.log, widths))

@@ -94,11 +94,11 @@ class ReplayMix:
         agent: int = 0,
     ) -> None:
         if not 0 <= replay_ratio < math.inf:
-            what = f"the replay ratio cannot be {replay_ratio!r}"
-            raise ConfigError(what, "replay_ratio", "give zero or more")
+            problem = f"the replay ratio cannot be {replay_ratio!r}"
+            raise ConfigError(problem, "replay_ratio", "give zero or more")
         if not 1 <= min_steps <= replay.capacity_steps:
-            what = f"a replay of {replay.capacity_steps} steps never holds {min_steps}"
-            raise ConfigError(what, "min_steps", "give a number from 1 to the capacity")
+            problem = f"a replay of {replay.capacity_steps} steps never holds {min_steps}"
+            raise ConfigError(problem, "min_steps", "give a number from 1 to the capacity")
         self.replay = replay
         self.agent = agent
         self.min_steps = min_steps

@@ -62,15 +62,17 @@ def made_replay(
     in_block = shape.steps * shape.num_envs
     blocks = capacity_steps // in_block
     if blocks <= agents:
-        what = f"{agents} agents cannot share a replay of {capacity_steps} steps"
+        problem = f"{agents} agents cannot share a replay of {capacity_steps} steps"
         cure = f"give room for {agents + 1} rollouts of {in_block} steps or more"
-        raise ConfigError(what, "recipe.replay.capacity_steps", cure)
+        raise ConfigError(problem, "recipe.replay.capacity_steps", cure)
     size = PAGE_BYTES + whole_pages(blocks * _LINE_BYTES) + blocks * layout.image_bytes
     if size > max_bytes:
-        what = (
+        problem = (
             f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
         )
-        raise ConfigError(what, "recipe.replay.max_bytes", f"give {size}, or fewer capacity_steps")
+        raise ConfigError(
+            problem, "recipe.replay.max_bytes", f"give {size}, or fewer capacity_steps"
+        )
     file = SharedFile.create("rlsync-replay")
     file.allocate(0, size)
     mark = Mark.write(file.words(PAGE_BYTES, 0), _MAGIC, _FORMAT)
@@ -142,9 +144,9 @@ class SharedReplay:
     def draw(self, unrolls: int) -> Drawn:
         """Draw this many unrolls, each uniformly from all that are held; ConfigError if none is."""
         if unrolls < 1 or not self.steps:
-            what = f"{unrolls} unrolls cannot be drawn from {self.steps} steps"
+            problem = f"{unrolls} unrolls cannot be drawn from {self.steps} steps"
             raise ConfigError(
-                what, "SharedReplay.draw", "extend the replay first, and ask for one or more"
+                problem, "SharedReplay.draw", "extend the replay first, and ask for one or more"
             )
         rollouts: list[dict[str, Tensor]] = []
         makers: list[tuple[int, int]] = []

@@ -151,9 +151,9 @@ class UnrollReplay:
         """
         with self._lock:
             if not len(self) or unrolls < 1:
-                what = f"{unrolls} unrolls cannot be drawn from {len(self)}"
+                problem = f"{unrolls} unrolls cannot be drawn from {len(self)}"
                 cure = "extend the replay first, and ask for one or more"
-                raise ConfigError(what, "UnrollReplay.draw", cure)
+                raise ConfigError(problem, "UnrollReplay.draw", cure)
             return self._read(
                 torch.randint(len(self), (unrolls,), generator=self.generator, device="cpu")
             )
@@ -186,11 +186,11 @@ class UnrollReplay:
         """
         unknown = sorted(set(state_dict) - set(_STATE_KEYS))
         if unknown or "generator" not in state_dict:
-            what = (
+            problem = (
                 f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}"
             )
             raise ConfigError(
-                what, "UnrollReplay.load_state_dict", "give what state_dict() returned"
+                problem, "UnrollReplay.load_state_dict", "give what state_dict() returned"
             )
         self._first = self._unrolls.written
         self.full = False
@@ -202,8 +202,10 @@ class UnrollReplay:
         length = form[keys.REWARD][0][0]
         capacity = self.capacity_steps // length
         if capacity < 1:
-            what = f"a replay of {self.capacity_steps} steps has no room for an unroll of {length}"
-            raise ConfigError(what, "UnrollReplay(capacity_steps=...)", f"give {length} or more")
+            problem = (
+                f"a replay of {self.capacity_steps} steps has no room for an unroll of {length}"
+            )
+            raise ConfigError(problem, "UnrollReplay(capacity_steps=...)", f"give {length} or more")
         self._form = form
         self._unrolls = RowStore(capacity, self._folder and self._folder / "unrolls")
         self._finals = RowStore(max(capacity, length), self._folder and self._folder / "finals")
@@ -294,9 +296,9 @@ def _must_fit(form: _Form, held: _Form) -> None:
         if form.get(key) == held.get(key):
             continue
         has, wants = (_in_words(one.get(key)) for one in (form, held))
-        what = f"{key!r} of an unroll is {has}; the replay holds {wants}"
+        problem = f"{key!r} of an unroll is {has}; the replay holds {wants}"
         cure = "give batches of one length and with the same keys, also where agents share a replay"
-        raise ConfigError(what, "UnrollReplay.extend", cure)
+        raise ConfigError(problem, "UnrollReplay.extend", cure)
 
 
 def _in_words(column: tuple[tuple[int, ...], torch.dtype] | None) -> str:

@@ -25,15 +25,15 @@ class RingWriter:
 
     def __init__(self, handle: RingHandle, writer: int, life: int = 0) -> None:
         if not 0 <= writer < handle.writers:
-            what = f"the ring has no line for worker {writer}"
+            problem = f"the ring has no line for worker {writer}"
             raise ConfigError(
-                what, f"pid {os.getpid()}", f"number workers from 0 to {handle.writers - 1}"
+                problem, f"pid {os.getpid()}", f"number workers from 0 to {handle.writers - 1}"
             )
         self._file, self._words = handle.open()
         if not self._file.claim(fmt.WRITER_LOCK + writer):
             self._file.close()
-            what = f"a living process already writes to the ring as worker {writer}"
-            raise PublishError(what, f"pid {os.getpid()}", "give each worker its own number")
+            problem = f"a living process already writes to the ring as worker {writer}"
+            raise PublishError(problem, f"pid {os.getpid()}", "give each worker its own number")
         self._layout = Layout.from_json(handle.layout)
         self._slots = range(handle.slots)
         self._images = RolloutImages(self._file, self._layout, handle.slots)

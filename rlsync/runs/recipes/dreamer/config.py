@@ -143,17 +143,19 @@ class DreamerV3Config(DreamerConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         if self.gamma == 1:
-            what = "dreamer_v3 imagines 1 / (1 - gamma) steps ahead, which a discount of 1 makes infinite"
-            yield ConfigError(what, "recipe.gamma", "give less than 1, like 0.997")
+            problem = "dreamer_v3 imagines 1 / (1 - gamma) steps ahead, which a discount of 1 makes infinite"
+            yield ConfigError(problem, "recipe.gamma", "give less than 1, like 0.997")
         if isinstance(env := config.env, RenderedConfig):
             if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
-                what = f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times"
+                problem = f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times"
                 cure = f"give multiples of {SHRINKS_BY}, like 64"
-                yield ConfigError(what, "env.img_height, env.img_width", cure)
+                yield ConfigError(problem, "env.img_height, env.img_width", cure)
             if self.open_loop.every_frames and not has_package("PIL"):
-                what = "pillow is not installed, which writes the pictures that the model imagines"
+                problem = (
+                    "pillow is not installed, which writes the pictures that the model imagines"
+                )
                 cure = "pip install 'rlsync[video]', or give 0"
-                yield ConfigError(what, "recipe.open_loop.every_frames", cure)
+                yield ConfigError(problem, "recipe.open_loop.every_frames", cure)
 
 
 @dataclass
@@ -195,5 +197,5 @@ class DreamerV1Config(DreamerConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         if self.belief != self.cells:
-            what = f"TorchRL's prior of DreamerV1 has one width, got {self.cells} cells and {self.belief}"
-            yield ConfigError(what, "recipe.belief", f"give recipe.belief={self.cells}")
+            problem = f"TorchRL's prior of DreamerV1 has one width, got {self.cells} cells and {self.belief}"
+            yield ConfigError(problem, "recipe.belief", f"give recipe.belief={self.cells}")

@@ -120,9 +120,9 @@ class Sequences(OwnSampler):
         starts = np.flatnonzero(run[:last] == run[length - 1 :][:last])
         if not len(starts):
             source = "episode" if self._within_episodes else "environment"
-            what = f"no {length} rows of one {source} follow each other in the replay buffer"
+            problem = f"no {length} rows of one {source} follow each other in the replay buffer"
             cure = "collect more frames before the first update (recipe.pace.prefill), or draw shorter ones"
-            raise ConfigError(what, f"{len(storage)} rows are stored", cure)
+            raise ConfigError(problem, f"{len(storage)} rows are stored", cure)
         chosen = starts[torch.randint(len(starts), (count,), device="cpu").numpy()]
         return torch.from_numpy(order[chosen[:, None] + np.arange(length)])
 

@@ -41,9 +41,11 @@ class StopIfNotFinite(RegistersItself):
         """Check every step of every optimizer; ConfigError if the trainer has none. ``name`` is not used."""
         found = optimizers(trainer)
         if not found:
-            what = "the trainer has no optimizer to watch"
+            problem = "the trainer has no optimizer to watch"
             cure = "register it after the optimizer or the optimization stepper is set"
-            raise ConfigError(what, f"StopIfNotFinite().register({type(trainer).__name__})", cure)
+            raise ConfigError(
+                problem, f"StopIfNotFinite().register({type(trainer).__name__})", cure
+            )
         self._trainer = trainer
         for optimizer in found:
             optimizer.register_step_pre_hook(self._before_step)
@@ -62,9 +64,9 @@ class StopIfNotFinite(RegistersItself):
             grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
             norms = [float(get_total_norm(grads))]
         if not (all(map(math.isfinite, norms)) and all(map(all_finite, losses.values()))):
-            what = self._at_fault(losses, optimizer)
-            if what:
-                raise self._error(what, optimizer)
+            problem = self._at_fault(losses, optimizer)
+            if problem:
+                raise self._error(problem, optimizer)
         self._seen.forget()
 
     def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:

@@ -231,8 +231,8 @@ class DiagonalGaussian(PolicyHead):
     def kl_implied(
         self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar
     ) -> Tensor:
-        what = "the implied policy of two Gaussians has no closed form"
-        raise ConfigError(what, "TrustRegion(reference='implied')", "use reference='mu'")
+        problem = "the implied policy of two Gaussians has no closed form"
+        raise ConfigError(problem, "TrustRegion(reference='implied')", "use reference='mu'")
 
     def encode(self, action: Tensor) -> Tensor:
         return action.to(torch.float32)

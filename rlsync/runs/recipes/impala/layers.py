@@ -87,9 +87,9 @@ def make_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Seq
         with torch.no_grad():
             flat = body(torch.zeros(1, *shape, device=device)).numel()
     except RuntimeError as error:
-        what = f"pixels of {shape[1]} x {shape[2]} are too small for the torso {name!r}"
+        problem = f"pixels of {shape[1]} x {shape[2]} are too small for the torso {name!r}"
         cure = "resize them to 84 x 84, or take the torso 'mlp' on vectors"
-        raise ConfigError(what, f"observation shape {list(shape)}", cure) from error
+        raise ConfigError(problem, f"observation shape {list(shape)}", cure) from error
     # The last ReLU comes after Flatten: before it, its backward pass would mix memory formats and be slow.
     return nn.Sequential(
         *convolutions, nn.Flatten(), nn.ReLU(inplace=True), *_dense(flat, hidden, nn.ReLU)
@@ -112,8 +112,8 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
             f"the torso {name!r} takes {takes}", f"observation shape {list(shape)}", cure
         )
     if not hidden or min(hidden) < 1:
-        what = f"a torso cannot have layers of widths {list(hidden)}"
-        raise ConfigError(what, "hidden", "give one width or more, above zero")
+        problem = f"a torso cannot have layers of widths {list(hidden)}"
+        raise ConfigError(problem, "hidden", "give one width or more, above zero")
 
 
 def _shallow(channels: int) -> list[nn.Module]:

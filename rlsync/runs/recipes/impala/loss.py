@@ -203,9 +203,9 @@ def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
     """Checked for every batch: without the final value, the next episode's value would be bootstrapped."""
     truncated = int((batch.get(keys.TRUNCATED) & ~batch.get(keys.TERMINATED)).sum())
     if given < truncated:
-        what = f"{truncated} steps were truncated, and {given} final observations are given"
+        problem = f"{truncated} steps were truncated, and {given} final observations are given"
         cure = "keep the last observation of each episode that is truncated; see rlsync.runs.actors.frames"
-        raise ConfigError(what, "batch, 'final_observation' and 'final_index'", cure)
+        raise ConfigError(problem, "batch, 'final_observation' and 'final_index'", cure)
 
 
 #: The diagnostics of every loss.

@@ -43,13 +43,13 @@ class VectorSpaces:
 def build(run: Run[ImpalaConfig]) -> Trainer:
     recipe = run.recipe
     if recipe.evaluation.every_frames and run.folder is None:
-        what = "an evaluation needs a run folder to write to"
+        problem = "an evaluation needs a run folder to write to"
         raise ConfigError(
-            what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
+            problem, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
         )
     if recipe.agents > 1:
-        what = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
-        raise ConfigError(what, "recipe.agents", "give 1; rlsync train starts populations")
+        problem = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
+        raise ConfigError(problem, "recipe.agents", "give 1; rlsync train starts populations")
     network = make_network(recipe, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
     optimizer: optim.Optimizer
@@ -165,9 +165,9 @@ def shared_replay(
         for recipe in recipes
     ]
     if len({shape.layout(player) for shape, player in zip(shapes, players, strict=True)}) > 1:
-        what = "the rollouts of these agents differ, and one replay cannot hold them"
+        problem = "the rollouts of these agents differ, and one replay cannot hold them"
         raise ConfigError(
-            what, "recipe.vary", "vary no lengths of unrolls, and nothing that rollouts record"
+            problem, "recipe.vary", "vary no lengths of unrolls, and nothing that rollouts record"
         )
     replays = [recipe.replay for recipe in recipes]
     capacity = sum(replay.capacity_steps for replay in replays)

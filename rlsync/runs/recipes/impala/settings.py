@@ -289,22 +289,22 @@ class ImpalaConfig(RecipeConfig):
         frames = config.collector.frames_per_batch
         wanted = self.batch_size * self.unroll_length
         if frames != wanted:
-            what = f"a batch of {frames} frames is not {self.batch_size} unrolls of {self.unroll_length}"
+            problem = f"a batch of {frames} frames is not {self.batch_size} unrolls of {self.unroll_length}"
             cure = f"give recipe.batch_size x recipe.unroll_length = {wanted}"
-            yield ConfigError(what, "collector.frames_per_batch", cure)
+            yield ConfigError(problem, "collector.frames_per_batch", cure)
         if self.when_full != "block" and not config.cluster.here:
-            what = "the nodes of a cluster drop no unroll: their workers wait for a free slot"
+            problem = "the nodes of a cluster drop no unroll: their workers wait for a free slot"
             yield ConfigError(
-                what, "recipe.when_full", "give recipe.when_full=block, or cluster=none"
+                problem, "recipe.when_full", "give recipe.when_full=block, or cluster=none"
             )
         if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
-            what = f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}"
+            problem = f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}"
             cure = f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout"
-            yield ConfigError(what, "recipe.batch_size", cure)
+            yield ConfigError(problem, "recipe.batch_size", cure)
         if self.replay.ratio and self.replay.min_steps > self.replay.capacity_steps:
-            what = f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}"
+            problem = f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}"
             cure = f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}"
-            yield ConfigError(what, "recipe.replay.min_steps", cure)
+            yield ConfigError(problem, "recipe.replay.min_steps", cure)
         if self.agents > 1:
             yield from self._population_errors(config)
         elif self.vary is not None:

@@ -131,5 +131,5 @@ def _same_shape(*tensors: Tensor) -> None:
         given = ", ".join(
             f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True)
         )
-        what = "V-trace takes six tensors of one shape, time first"
-        raise ConfigError(what, given, "give them all as [T, ...] with T > 0")
+        problem = "V-trace takes six tensors of one shape, time first"
+        raise ConfigError(problem, given, "give them all as [T, ...] with T > 0")

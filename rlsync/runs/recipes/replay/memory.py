@@ -157,10 +157,10 @@ class PrioritizedRows(OwnSampler):
             torch.as_tensor(priority, device="cpu").detach().reshape(-1).double().numpy() + _LEAST
         )
         if not np.isfinite(errors).all():
-            what = f"the priority of a frame cannot be {errors[~np.isfinite(errors)][0]:g}"
+            problem = f"the priority of a frame cannot be {errors[~np.isfinite(errors)][0]:g}"
             where = "PrioritizedRows.update_priority, which was given the errors of a loss"
             cure = "look at the rewards and the losses of the steps before; no priority was changed"
-            raise NotFinite(what, where, cure)
+            raise NotFinite(problem, where, cure)
         self._largest = max(self._largest, float(errors.max()))
         self._put(rows, errors**self._alpha)
 

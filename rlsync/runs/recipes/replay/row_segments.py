@@ -235,9 +235,9 @@ class RowSegments(TensorStorageCheckpointer):
                     raise unwritten(into, error) from error
                 if error.errno != errno.EXDEV and not self._has_warned:
                     self._has_warned = True
-                    what = "the replay buffer's rows are written again, in full: files cannot be linked"
+                    problem = "the replay buffer's rows are written again, in full: files cannot be linked"
                     cure = "give a run_dir on a disk with hard links, or recipe.buffer_checkpointed=false"
-                    warn(RlsyncWarning(f"{what} ({error.strerror})", str(into.parent), cure))
+                    warn(RlsyncWarning(f"{problem} ({error.strerror})", str(into.parent), cure))
         return False
 
 
@@ -280,10 +280,10 @@ def _read_index(file: Path, capacity: int) -> tuple[int, list[Segment]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise unread(f"is damaged: {first_line(error)}", file) from error
     if held != capacity:
-        what = (
+        problem = (
             f"the checkpoint has a replay buffer of {held:,} rows, and this one holds {capacity:,}"
         )
-        raise ConfigError(what, str(file.parent), f"give recipe.buffer_frames={held}")
+        raise ConfigError(problem, str(file.parent), f"give recipe.buffer_frames={held}")
     if list(_gaps(first, end, segments)):
         raise unread("is damaged: some rows are in no segment", file)
     return first, segments

@@ -75,17 +75,19 @@ class ReplayConfig(RecipeConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         asked = self.pace.ratio * config.collector.frames_per_batch
         if self.pace.burst is not None and 0 < self.pace.burst < asked < math.inf:
-            what = f"at most {self.pace.burst} updates after a batch are fewer than the ratio's {asked:g}"
+            problem = f"at most {self.pace.burst} updates after a batch are fewer than the ratio's {asked:g}"
             least = f"recipe.pace.ratio x collector.frames_per_batch = {math.ceil(asked)}"
-            yield ConfigError(what, "recipe.pace.burst", f"give at least {least}, or null")
+            yield ConfigError(problem, "recipe.pace.burst", f"give at least {least}, or null")
         if self.pace.prefill >= self.total_frames:
-            what = f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from"
+            problem = f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from"
             cure = f"give less than recipe.total_frames = {self.total_frames}"
-            yield ConfigError(what, "recipe.pace.prefill", cure)
+            yield ConfigError(problem, "recipe.pace.prefill", cure)
         if self.buffer_frames < (needed := self.frames_in_an_update()):
-            what = f"a replay buffer of {self.buffer_frames} frames never holds a batch of {needed}"
+            problem = (
+                f"a replay buffer of {self.buffer_frames} frames never holds a batch of {needed}"
+            )
             yield ConfigError(
-                what, "recipe.buffer_frames", f"give at least {self._batch_key()} = {needed}"
+                problem, "recipe.buffer_frames", f"give at least {self._batch_key()} = {needed}"
             )
 
     def _batch_key(self) -> str:
@@ -122,11 +124,11 @@ class OffPolicyConfig(ReplayConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         if self.normalize.observations and any(route.dtype for route in config.sync.map):
-            what = "workers that act in half precision would round the mean of an observation to three digits"
+            problem = "workers that act in half precision would round the mean of an observation to three digits"
             cure = (
                 "leave the dtype out of the sync map, or give recipe.normalize.observations=false"
             )
-            yield ConfigError(what, "sync.map and recipe.normalize.observations", cure)
+            yield ConfigError(problem, "sync.map and recipe.normalize.observations", cure)
 
 
 @dataclass
