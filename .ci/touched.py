@@ -20,6 +20,7 @@ UNDER_LAWS = {"core", "tensors", "transport", "sync", "torchrl_plugin", "record"
 WITHOUT_FOLDER = {
     f"{RUNS}/config": {f"{RUNS}/cli"},
     f"{RUNS}/life": {f"{RUNS}/cli"},
+    f"{RUNS}/compat": {f"{RUNS}/recipes", "torchrl_plugin"},
 }
 #: Where the tests of what stands outside rlsync/ and tests/ are.
 ELSEWHERE = {

@@ -6,26 +6,16 @@ import sys
 from collections.abc import Collection
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from typing import Any
 
 from rlsync.core.errors import ConfigError, first_line
 
 #: ``a2c = "my_package:RECIPE"``.
 RECIPES = "rlsync.recipes"
-#: ``mine = "my_package:make"``: ``make(exp_name=..., log_dir=..., **logger.kwargs)`` makes a TorchRL Logger.
-LOGGERS = "rlsync.loggers"
 #: ``tcp = "my_package:TcpTransport"``: what makes a transport, without arguments.
 TRANSPORTS = "rlsync.transports"
 
 BOARD = "board"  #: rlsync's own transport, the default
-THIS_MACHINE = "none"  #: what ``cluster.kind`` says where all workers are on this machine
-
-
-def has_package(name: str) -> bool:
-    """Whether a package is installed; a mere folder of its name, which Python can import, is none."""
-    spec = find_spec(name)
-    return spec is not None and spec.origin is not None
 
 
 def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint]:

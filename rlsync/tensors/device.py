@@ -11,7 +11,6 @@ import ctypes
 import gc
 import logging
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -192,22 +191,6 @@ def unmapped(address: int, size_bytes: int) -> None:
             torch.cuda.cudart().cudaHostUnregister(first)
 
 
-def wide(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in one dtype: float32, or a wider one if a tensor has it."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return [tensor.to(dtype) for tensor in tensors]
-
-
-def bfloat16_instructions() -> list[str] | None:
-    """This CPU's bfloat16 instructions, without which convolutions take ten times as long; None: unknown."""
-    if not hasattr(torch.cpu, "get_capabilities"):
-        return None
-    capabilities = torch.cpu.get_capabilities()
-    return [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
-
-
 def _current(device: torch.device) -> Any:
     return torch.get_device_module(device).current_stream(device)
 
@@ -248,28 +231,6 @@ def _spans(tensor: Tensor) -> Iterator[tuple[int, int, torch.device]]:
             continue
         last = sum((size - 1) * step for size, step in zip(part.shape, part.stride(), strict=True))
         yield start, start + (last + 1) * part.element_size(), part.device
-
-
-#: Parameter numbers of mallopt(3).
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-
-_LARGEST_MMAP_THRESHOLD = 32 << 20  #: the largest value that glibc accepts
-
-
-def affine_cores() -> int:
-    """The cores that this process may use by its affinity, where the platform has one."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def keep_freed_memory() -> None:
-    """Keep freed memory for the next step, whose page faults would take 4 to 6 % of it."""
-    with suppress(AttributeError):  # a C library other than glibc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def return_freed_memory() -> None:

@@ -1,4 +1,4 @@
-"""TorchRL's private names are used in the compat package and nowhere else in rlsync."""
+"""TorchRL's private names are used in the compat package of each house, and nowhere else in rlsync."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import torchrl
 from torchrl.weight_update import WeightSyncScheme
 
 import rlsync
+from rlsync.runs import compat as compat_of_runs
 from rlsync.torchrl_plugin import compat
 
 PACKAGE = Path(rlsync.__file__).parent
-COMPAT = Path(compat.__file__).parent
-FILES = sorted(file for file in PACKAGE.rglob("*.py") if COMPAT not in file.parents)
+COMPAT = {Path(package.__file__).parent for package in (compat, compat_of_runs)}
+FILES = sorted(file for file in PACKAGE.rglob("*.py") if COMPAT.isdisjoint(file.parents))
 # Names of torch's modules and tensors. Trainer has some of them too, but the floors below never see one.
 TORCHS = {"_modules", "_parameters", "_buffers", "_version", "_cache"}
 BELOW = ("core", "tensors", "transport", "sync")
@@ -50,7 +51,7 @@ def private_names(folder: Path) -> set[str]:
     return {
         name
         for file in folder.rglob("*.py")
-        if COMPAT not in file.parents
+        if COMPAT.isdisjoint(file.parents)
         for name in names_in(file.read_text())
     }
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.whole_file import json_of
 from rlsync.runs.cli import planned
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import command_line
 from rlsync.runs.life.job import Job, examined_jobs, try_checkpoints
 from rlsync.runs.life.output import EXIT_USAGE
 from rlsync.runs.life.training import prepare_process, shut_down
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import registry
 from rlsync.runs.recipes.evaluating import (
     tried_by_evaluations,

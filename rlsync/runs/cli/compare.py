@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from rlsync.core.whole_file import json_of
 from rlsync.record.schedule import Life, lives_in, runs_compared
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.life.output import EXIT_FAILED
 from rlsync.runs.life.run_folder import tell_without_end
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes.run_files import SCHEDULE
 
 _EXAMPLES = """examples:

@@ -10,12 +10,12 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from rlsync import ConfigError
-from rlsync.core.extensions import THIS_MACHINE
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.runs.cli.main import parser_of
 from rlsync.runs.config import shipped
 from rlsync.runs.config.shipped import CLUSTER, ENV, RECIPE, TUNED, Shipped
 from rlsync.runs.recipes import registry
+from rlsync.runs.recipes.settings import THIS_MACHINE
 
 _EXAMPLES = """examples:
   rlsync cp recipe/ppo

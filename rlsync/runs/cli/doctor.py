@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from rlsync.core.plan import listed
-from rlsync.core.whole_file import json_of
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.cli import users_trainer
 from rlsync.runs.cli.machine import Finding, Grade, machine, packages, worst
@@ -20,6 +19,7 @@ from rlsync.runs.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer
 from rlsync.runs.config import command_line
 from rlsync.runs.evaluation.try_out import overwritten
 from rlsync.runs.life.job import jobs_of
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes.settings import Config, EnvConfig
 from rlsync.runs.recipes.spaces import played
 from rlsync.sync.verification import OUTPUTS_CURE

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlsync import ConfigError
-from rlsync.core.whole_file import json_of
 from rlsync.runs.actors.devices import device_named
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.cli.main import parser_of, print_document
@@ -18,6 +17,7 @@ from rlsync.runs.evaluation.checkpoint import CheckpointPlayer, load, load_best
 from rlsync.runs.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.runs.life.kept import checkpoint_of, config_of
 from rlsync.runs.life.training import prepare_process
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes.evaluating import acting_of, patience_of
 from rlsync.runs.recipes.parts import making
 from rlsync.runs.recipes.run import Run

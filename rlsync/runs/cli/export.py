@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from rlsync.core.whole_file import json_of
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import trust
@@ -13,6 +12,7 @@ from rlsync.runs.evaluation.export import OBSERVATIONS, check_file, export
 from rlsync.runs.evaluation.play import at_once
 from rlsync.runs.life.kept import config_of, policy_of
 from rlsync.runs.life.training import prepare_process
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes.parts import making
 
 _DESCRIPTION = """Write the policy of a run for programs without rlsync: its weights (.safetensors), or what

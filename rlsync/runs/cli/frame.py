@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rlsync import ConfigError, Rerun
-from rlsync.core.whole_file import json_of
 from rlsync.record.schedule import named
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.specs import make_venv
@@ -21,6 +20,7 @@ from rlsync.runs.config import trust
 from rlsync.runs.life.again import jobs_again, trainer_again, wanted
 from rlsync.runs.life.kept import config_of
 from rlsync.runs.life.output import EXIT_FAILED, output_read
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes.parts import making
 from rlsync.runs.recipes.rerun import frame_of, kept_frame, lives_to_repeat, watch_frame
 from rlsync.runs.recipes.settings import EnvConfig

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from rlsync import ConfigError
 from rlsync.core.path import check_choice
-from rlsync.core.whole_file import json_of
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import shipped
+from rlsync.runs.plain import json_of
 
 _EXAMPLES = """examples:
   rlsync ls

@@ -25,8 +25,7 @@ from torch import nn
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.ledger import Stamp
-from rlsync.core.whole_file import require_checkpoints
-from rlsync.tensors.device import affine_cores, bfloat16_instructions
+from rlsync.runs.machine import affine_cores, bfloat16_instructions, require_checkpoints
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.board.format import DATA_AT

@@ -8,7 +8,6 @@ from itertools import count
 from pathlib import Path
 
 from rlsync import ConfigError, Rerun
-from rlsync.core.whole_file import json_of, require_place
 from rlsync.record.schedule import Comparison
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import trust
@@ -16,6 +15,8 @@ from rlsync.runs.life.again import jobs_again, trainer_again, wanted
 from rlsync.runs.life.kept import config_of
 from rlsync.runs.life.output import EXIT_FAILED, output_read
 from rlsync.runs.life.run_folder import tell_without_end
+from rlsync.runs.machine import require_place
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes.rerun import lives_to_repeat
 from rlsync.runs.recipes.run_files import SCHEDULE
 

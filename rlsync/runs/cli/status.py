@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.errors import first_line, printable
-from rlsync.core.whole_file import json_of
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.life.state import status_of
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
 
 _EXAMPLES = """examples:

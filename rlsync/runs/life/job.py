@@ -15,7 +15,6 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.core.errors import warn
-from rlsync.core.whole_file import require_checkpoints, require_place
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.config import own_hydra
 from rlsync.runs.config.command_line import CommandLine, spelled, values_of
@@ -23,6 +22,7 @@ from rlsync.runs.config.composing import BEFORE, composition, file_before, told,
 from rlsync.runs.config.refusals import parsed
 from rlsync.runs.life.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.runs.life.state import ended, learner_in
+from rlsync.runs.machine import require_checkpoints, require_place
 from rlsync.runs.recipes import checks
 from rlsync.runs.recipes.bounds import caught
 from rlsync.runs.recipes.checkpoints import checkpoint_at

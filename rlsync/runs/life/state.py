@@ -19,11 +19,12 @@ import psutil
 import yaml
 
 from rlsync import BoardClosed, ConfigError
-from rlsync.core.extensions import THIS_MACHINE
-from rlsync.core.whole_file import json_of, record_in
+from rlsync.core.whole_file import record_in
 from rlsync.record.schedule import lag_in_words
 from rlsync.runs.actors.cluster.session import ClusterStatus
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
+from rlsync.runs.recipes.settings import THIS_MACHINE
 from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus

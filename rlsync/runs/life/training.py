@@ -32,12 +32,12 @@ from rlsync.runs.life.job import Job
 from rlsync.runs.life.output import output_read
 from rlsync.runs.life.resume import load
 from rlsync.runs.life.state import EVERY_S, PLAIN_EVERY_S
+from rlsync.runs.machine import keep_freed_memory
 from rlsync.runs.recipes.hooks.measuring import InSummary, StatisticsHook
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.pure import PureStepper
 from rlsync.runs.recipes.rerun import keep_life
 from rlsync.runs.recipes.run_files import BOARD, RESOLVED
-from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import trainers

@@ -27,19 +27,11 @@ from torchrl.checkpoint import Checkpoint
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.core.errors import first_line, warn
-from rlsync.core.whole_file import (
-    CANNOT,
-    cure_of,
-    digest_of,
-    flush,
-    link_or_copy,
-    machines,
-    reserve,
-    write_whole,
-)
+from rlsync.core.whole_file import CANNOT, digest_of, flush, reserve, write_whole
+from rlsync.runs.compat.checkpoints import StagedCheckpoint
+from rlsync.runs.machine import cure_of, link_or_copy, machines
 from rlsync.runs.recipes.replay.row_segments import INDEX, digests_in
 from rlsync.runs.recipes.run_files import CHECKPOINT, DIGESTS
-from rlsync.torchrl_plugin.compat.checkpoints import StagedCheckpoint
 
 _FORMAT = 1  #: changes when an older rlsync cannot read the manifest any more
 #: A file system puts what many threads wait for on disk at once: 130 files in 50 ms, one by one in 800 ms.

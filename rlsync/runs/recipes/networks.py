@@ -83,3 +83,11 @@ def cast_as_workers(sync: SyncConfig, player: Player) -> None:
             # The bounds of actions are leaves of td3's TanhModule; players hold them as numbers.
             if isinstance(part, (MixedMLP, modules.TanhModule)):
                 part.to(dtype=dtype)
+
+
+def wide(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in one dtype: float32, or a wider one if a tensor has it."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return [tensor.to(dtype) for tensor in tensors]

@@ -21,10 +21,10 @@ from torchrl.objectives.value.functional import vec_generalized_advantage_estima
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.runs.actors.devices import CPU
+from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.recipes import parts, pure
 from rlsync.runs.recipes.impala.heads import Categorical
 from rlsync.runs.recipes.settings import PPOConfig
-from rlsync.torchrl_plugin.compat.replay import RowBuffer
 
 
 def build(run: parts.Run[PPOConfig]) -> PPOTrainer:

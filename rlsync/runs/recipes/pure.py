@@ -35,15 +35,15 @@ from torchrl.trainers import OptimizationStepper, Trainer
 from rlsync import RlsyncWarning
 from rlsync.core.errors import first_line, warn
 from rlsync.runs.actors.devices import CPU
+from rlsync.runs.compat.replay import Fields, RowBuffer, by_name
+from rlsync.runs.compat.trainers import draw_only, fields_read, foreign_hand, stock_step
+from rlsync.runs.compat.trainers import is_actors_turn as is_actors_turn
 from rlsync.runs.recipes import networks
 from rlsync.runs.recipes.checks import has_compiler
 from rlsync.runs.recipes.replay.normalize import Standardize, Standardized
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.runs.recipes.timeline import rounds
-from rlsync.torchrl_plugin.compat.replay import Fields, RowBuffer, by_name
-from rlsync.torchrl_plugin.compat.trainers import draw_only, fields_read, foreign_hand, stock_step
-from rlsync.torchrl_plugin.compat.trainers import is_actors_turn as is_actors_turn
 
 #: The tensors ``[B, *]`` that losses read, by key; ``("next", "reward")`` is ``next_reward``.
 Batch = Mapping[str, Tensor]

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rlsync.core.whole_file import json_of, record_in, write_whole
+from rlsync.core.whole_file import record_in, write_whole
+from rlsync.runs.plain import json_of
 
 RESOLVED = "config.yaml"  #: the run's config, every key with its value
 RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish

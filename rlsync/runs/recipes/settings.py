@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.extensions import LOGGERS
-from rlsync.core.extensions import THIS_MACHINE as THIS_MACHINE
 from rlsync.record.schedule import lag_in_words
 from rlsync.runs.evaluation.play import GIVE_UP_AFTER_S, GIVE_UP_AFTER_STEPS
 from rlsync.runs.recipes import bounds
@@ -33,6 +31,10 @@ SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
 
 #: Loggers that need a package of the same name, which the extra of the same name installs.
 LOGGER_PACKAGES = ("tensorboard", "wandb")
+#: ``mine = "my_package:make"``: ``make(exp_name=..., log_dir=..., **logger.kwargs)`` makes a TorchRL Logger.
+LOGGERS = "rlsync.loggers"
+
+THIS_MACHINE = "none"  #: what ``cluster.kind`` says where all workers are on this machine
 
 BFLOAT16 = "bfloat16"
 

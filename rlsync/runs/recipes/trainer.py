@@ -17,7 +17,8 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, LogReceipts, RecordSchedule, RlsyncError, SyncWeights, VerifySync
 from rlsync.core.errors import first_line
-from rlsync.core.extensions import LOGGERS, imported, installed
+from rlsync.core.extensions import imported, installed
+from rlsync.runs.compat.trainers import CsvFiles, forget_logged
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.runs.recipes.checks import more_frames
@@ -36,9 +37,8 @@ from rlsync.runs.recipes.run_files import (
     STALENESS,
     VERSIONS,
 )
-from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, Config
+from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, LOGGERS, Config
 from rlsync.runs.recipes.sync_settings import sync_map, trigger, verify_trigger
-from rlsync.torchrl_plugin.compat.trainers import CsvFiles, forget_logged
 
 #: The name of LogReceipts in checkpoints. TorchRL refuses a checkpoint that lacks a registered name.
 _RECEIPTS_KEY = "sync_metrics"

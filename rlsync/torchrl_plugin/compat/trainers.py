@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
@@ -14,25 +13,20 @@ from types import MethodType
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase, TensorDictParams
 from torch import nn
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.collectors._multi_base import MultiCollector
-from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
-from torchrl.objectives.common import _updater_check_forward_prehook
-from torchrl.record.loggers import CSVLogger
-from torchrl.trainers import OptimizationStepper, ReplayBufferTrainer, Trainer, TrainerHookBase
+from torchrl.trainers import Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
-from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.core.trigger import Counters
 from rlsync.torchrl_plugin.compat import in_place_of, present
 from rlsync.torchrl_plugin.compat.distributed import Remote
-from rlsync.torchrl_plugin.compat.replay import Fields, RowBuffer
 
 _COMPONENT = "trainer_module."  #: what a Checkpoint calls a module of a trainer, before its name
 
@@ -111,11 +105,6 @@ def all_or_nothing(trainer: Trainer) -> Iterator[None]:
         raise
 
 
-def forget_logged(trainer: Trainer) -> None:
-    """Keep the newest value of each metric. Until Trainer does not keep all values for ever."""
-    trainer._log_dict = defaultdict(lambda: deque(maxlen=1))
-
-
 def asked_to_stop(trainer: Trainer) -> bool:
     """Whether ``Trainer.request_stop`` was called. Until the trainer says so itself."""
     return bool(trainer._stop_training)
@@ -191,25 +180,8 @@ def call_after_a_step(trainer: Trainer) -> None:
     """Call what a user registered for after an optimizer's step, without the hooks that publish or watch."""
     for op, kwargs in [*trainer._post_optim_ops, *trainer._post_steps_ops]:
         called = _unwrapped(op)
-        if not _ours(called) and not isinstance(_owner(called), StockUpdateWeights):
+        if not is_ours(called) and not isinstance(owner_of(called), StockUpdateWeights):
             op(**kwargs)
-
-
-def stock_step(
-    trainer: Trainer, stepper: OptimizationStepper | None, batch: TensorDictBase
-) -> TensorDictBase:
-    """An optimizer step by a stepper, or as Trainer makes it without one. Until it is a method of Trainer."""
-    if stepper is not None:
-        return stepper.step(trainer, batch)
-    losses = trainer.loss_module(batch)
-    trainer._post_loss_hook(batch)
-    return trainer._optimizer_hook(trainer._process_loss_hook(batch, losses))
-
-
-def is_actors_turn(stepper: TD3OptimizationStepper) -> bool:
-    """Count an update of TD3; whether it is one of the actor, too. Until the stepper has a method for it."""
-    stepper._update_counter += 1
-    return stepper._update_counter % stepper.policy_update_delay == 0
 
 
 class Reader:
@@ -218,63 +190,17 @@ class Reader:
     reads: tuple[NestedKey, ...] = ()
 
 
-def fields_read(trainer: Trainer) -> set[NestedKey] | None:
-    """The fields that hooks read of the batches of updates; None if one of them may read any."""
-    fields: set[NestedKey] = set()
-    for op, _ in [*trainer._process_optim_batch_ops, *trainer._post_optim_log_ops]:
-        owner = _owner(_unwrapped(op))
-        if isinstance(owner, Reader) and _ours(owner):
-            fields.update(owner.reads)
-        elif type(owner) is not ReplayBufferTrainer:  # which draws them
-            return None
-    return fields
-
-
-def draw_only(trainer: Trainer, buffer: RowBuffer, fields: Callable[[], Fields | None]) -> None:
-    """Let updates draw only these fields of a buffer; None: all. Until a trainer can ask for some."""
-
-    @in_place_of(trainer, "_process_optim_batch_hook")
-    def process(trainer: Trainer, batch: TensorDictBase) -> TensorDictBase:
-        buffer.fields = fields()
-        try:
-            return type(trainer)._process_optim_batch_hook(trainer, batch)
-        finally:
-            buffer.fields = None  # whoever draws for another purpose gets all
-
-
-_ALIKE = (RandomSampler, SamplerWithoutReplacement)  #: samplers without priorities
-
-
-def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:
-    """What somebody else has hung on losses or gradients, in words; None if nobody has."""
-    for op, _ in [*trainer._post_loss_ops, *trainer._process_loss_ops]:
-        owner = _owner(_unwrapped(op))
-        if not (
-            isinstance(owner, ReplayBufferTrainer) and type(owner.replay_buffer.sampler) in _ALIKE
-        ):
-            return f"{type(owner).__name__} is registered at post_loss or process_loss"
-    for module in [
-        trainer.loss_module,
-        *(part for network in networks for part in network.modules()),
-    ]:
-        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-        hooks += [*module._backward_pre_hooks.values(), *module._backward_hooks.values()]
-        if not all(_ours(hook) or hook is _updater_check_forward_prehook for hook in hooks):
-            return f"somebody's hook is on {type(module).__name__}"
-    for name, parameter in trainer.loss_module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            return f"somebody's hook is on the gradient of {name}"
-    return None
-
-
-def _owner(function: object) -> object:
+def owner_of(operation: object) -> object:
+    """The hook whose method a trainer's operation or a module's hook is, else the function itself."""
+    function = _unwrapped(operation)
     if isinstance(function, MethodType):
         return function.__self__
     return function
 
 
-def _ours(function: object) -> bool:
-    return type(_owner(function)).__module__.partition(".")[0] == "rlsync"
+def is_ours(operation: object) -> bool:
+    """Whether a trainer's operation, or a module's hook, is one of rlsync."""
+    return type(owner_of(operation)).__module__.partition(".")[0] == "rlsync"
 
 
 def optimizer_steps(trainer: Trainer, counted: int) -> int:
@@ -431,15 +357,3 @@ def bridge_for_trainer(collector: object) -> None:
             arguments.get("init_random_frames", 0) for arguments in collector.collector_kwargs
         ]
         vars(collector).setdefault("init_random_frames", sum(max(0, share) for share in shares))
-
-
-class CsvFiles(CSVLogger):
-    """Writes each number to its file and forgets it; TorchRL's class keeps all, in each checkpoint too."""
-
-    def log_scalar(self, name: str, value: float, step: int | None = None) -> None:
-        super().log_scalar(name, value, step)
-        if step is not None:  # without one, TorchRL counts those that it keeps
-            del self.experiment.scalars[name]
-
-    def _checkpoint_state(self) -> dict[str, object]:
-        return {}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from rlsync.core.whole_file import json_of
 from rlsync.runs.cli.main import VERBS, asks_json, main
 from rlsync.runs.life.output import EXIT_UNREAD
+from rlsync.runs.plain import json_of
 from tests.runs.cli.test_verbs import ARGUMENTS
 from tests.tools.programs import run_program
 

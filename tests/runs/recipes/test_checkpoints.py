@@ -25,6 +25,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from rlsync.core import whole_file
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.runs import machine
 from rlsync.runs.life.state import begin
 from rlsync.runs.recipes import checkpoints, ppo
 from rlsync.runs.recipes import trainer as recipe_trainer
@@ -308,11 +309,11 @@ def test_a_folder_that_cannot_be_synced_is_no_error_unless_the_disk_failed(
 def test_what_a_folder_cannot_do_is_told_before_a_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert whole_file.require_checkpoints(tmp_path / "run", "run_dir") == []
+    assert machine.require_checkpoints(tmp_path / "run", "run_dir") == []
     for call in ("rename", "link", "fsync"):
         monkeypatch.setattr(os, call, refusing(getattr(os, call), errno.EINVAL))
     lacks = ["link files", "rename folders", "sync folders"]
-    assert whole_file.require_checkpoints(tmp_path / "run", "run_dir") == lacks
+    assert machine.require_checkpoints(tmp_path / "run", "run_dir") == lacks
     assert list(tmp_path.iterdir()) == []
 
     def refuse(*_: object) -> None:
@@ -320,7 +321,7 @@ def test_what_a_folder_cannot_do_is_told_before_a_run_begins(
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(ConfigError, match="checkpoints cannot be written there: Function not") as refused:
-        whole_file.require_checkpoints(tmp_path / "run", "run_dir")
+        machine.require_checkpoints(tmp_path / "run", "run_dir")
     assert "another one, with run_dir=FOLDER" in refused.value.cure
 
 

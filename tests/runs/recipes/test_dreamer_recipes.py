@@ -19,6 +19,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.player import Acted, Record
+from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
 from rlsync.runs.evaluation.checkpoint import load as load_player
 from rlsync.runs.evaluation.play import play
@@ -33,7 +34,6 @@ from rlsync.runs.recipes.run_files import CHECKPOINT, IMAGINATION
 from rlsync.runs.recipes.settings import Config, EnvConfig
 from rlsync.runs.recipes.spaces import ANY, BOX, DISCRETE
 from rlsync.runs.recipes.timeline import timeline
-from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.runs.recipes.test_recipes import trained
 from tests.tools.parts.configs import configs_of

@@ -17,8 +17,8 @@ from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.actors.intake import RolloutId
 from rlsync.runs.actors.players.uniform import UniformPlayer
+from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.recipes.dreamer.sequences import SequenceMemory, Sequences, Streams, as_rows
-from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from tests.runs.actors.test_unroll_collector import QUICK, WAIT_S, collecting
 from tests.tools.processes import kill, wait_until
 

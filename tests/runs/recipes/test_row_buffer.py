@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 
+from rlsync.runs.compat import replay
+from rlsync.runs.compat.replay import RowBuffer, by_name
 from rlsync.runs.recipes.replay.memory import PrioritizedRows
-from rlsync.torchrl_plugin.compat import replay
-from rlsync.torchrl_plugin.compat.replay import RowBuffer, by_name
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "random": RandomSampler,

@@ -26,13 +26,13 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.life.resume import load
 from rlsync.runs.life.state import begin
 from rlsync.runs.recipes.checkpoints import WholeCheckpoint, checkpoint_at
 from rlsync.runs.recipes.replay.memory import PrioritizedRows, StepMemory
 from rlsync.runs.recipes.replay.row_segments import INDEX, RowSegments
 from rlsync.runs.recipes.run_files import CHECKPOINT, ROOM
-from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from tests.runs.recipes.test_off_policy import built, every_recipe, tiny
 from tests.runs.recipes.test_recipes import trained
 from tests.tools.parts import wait_until

@@ -18,8 +18,8 @@ from torchrl.data.replay_buffers import Storage
 
 from rlsync import ConfigError
 from rlsync.runs.actors.intake import RolloutId
+from rlsync.runs.compat.replay import OwnSampler, RowBuffer
 from rlsync.runs.recipes.replay.memory import Memory
-from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: What heads read while sequences are replayed, and while steps are imagined.

@@ -30,6 +30,7 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.player import State
+from rlsync.runs.compat.dreamer import ScaledPrior
 from rlsync.runs.recipes import parts, pure
 from rlsync.runs.recipes.dreamer.building import imagined_env, let_act, make_trainer
 from rlsync.runs.recipes.dreamer.config import DreamerV3Config
@@ -49,7 +50,6 @@ from rlsync.runs.recipes.dreamer.v3_update import (
     pure_update,
 )
 from rlsync.runs.recipes.spaces import Spaces
-from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
 
 
 def build(run: parts.Run[DreamerV3Config]) -> Trainer:

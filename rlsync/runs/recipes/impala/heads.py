@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import ActionSpec, DiscreteActions
 from rlsync.runs.recipes.impala.settings import VTraceSettings
-from rlsync.tensors.device import wide
+from rlsync.runs.recipes.networks import wide
 
 _LOG_2PI = math.log(2 * math.pi)
 

@@ -15,7 +15,7 @@ from rlsync.runs.recipes.impala.heads import PolicyHead
 from rlsync.runs.recipes.impala.network import Finals, ImpalaNet, ImpalaPlayer, Unrolled
 from rlsync.runs.recipes.impala.settings import LossSettings, Trust
 from rlsync.runs.recipes.impala.vtrace import vtrace_with
-from rlsync.tensors.device import wide
+from rlsync.runs.recipes.networks import wide
 
 
 class ImpalaLoss(LossModule):

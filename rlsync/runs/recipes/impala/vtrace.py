@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlsync import ConfigError
 from rlsync.runs.recipes.impala.settings import Trust, VTraceSettings
-from rlsync.tensors.device import wide
+from rlsync.runs.recipes.networks import wide
 
 # Checking takes a tenth of the time of a small V-trace, and the values are nearly always the same.
 _checked = lru_cache(maxsize=64)(VTraceSettings)

@@ -14,6 +14,7 @@ from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
 
+from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.hooks.steering import KeepPace
 from rlsync.runs.recipes.networks import MixedMLP, mlp
@@ -24,7 +25,6 @@ from rlsync.runs.recipes.replay.settings import ActorCriticConfig, OffPolicyConf
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.spaces import Spaces
 from rlsync.runs.recipes.trainer import annealing, trainer_settings
-from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.torchrl_plugin.compat.trainers import replace_component
 
 

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers import Storage
 from torchrl.trainers import Trainer
 
 from rlsync import NotFinite
-from rlsync.torchrl_plugin.compat.replay import OwnSampler, RowBuffer, keep_common
+from rlsync.runs.compat.replay import OwnSampler, RowBuffer, keep_common
 from rlsync.torchrl_plugin.compat.trainers import Reader
 
 _ENDS = ("done", "terminated", "truncated")  #: what says that an episode is over after a step

@@ -1,0 +1,182 @@
+"""What this machine has and what it refuses: cores, instructions, packages, folders; cures in words."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from rlsync.core.errors import ConfigError, causes, first_line
+from rlsync.core.whole_file import CANNOT, require_writable
+
+#: What a user can do about errors of the machine, by their numbers.
+CURES = {
+    errno.ENOSPC: "free some space there; a container has little of /dev/shm (docker run --shm-size=1g)",
+    errno.EDQUOT: "your quota there is used up: remove files of yours, or name another disk, run_dir=FOLDER",
+    errno.EFBIG: "allow larger files (ulimit -f unlimited), or name a disk that takes them, run_dir=FOLDER",
+    errno.EIO: "the disk or its server failed: see the kernel's log (dmesg), or name another, run_dir=FOLDER",
+    errno.ESTALE: "its server has lost the folder: mount it again, or name another disk, run_dir=FOLDER",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EMFILE: "allow more open files (ulimit -n 1024)",
+    errno.ENFILE: "end other programs: all programs of this machine together have too many files open",
+    errno.EAGAIN: "allow more processes and threads (ulimit -u), or give fewer workers",
+    errno.EMLINK: "name another disk, run_dir=FOLDER: a file there has as many names as it can",
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES), "name a folder that you may write to, with run_dir=FOLDER"
+    ),
+    **dict.fromkeys(
+        (errno.ENOSYS, errno.EXDEV),
+        "that file system cannot do this: name a folder on another one, with run_dir=FOLDER",
+    ),
+    **dict.fromkeys(
+        (errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+        "there is a file where a folder has to be, or the other way round: move it away",
+    ),
+}
+
+
+_NO_INODES = "remove files there: it has room for bytes, and none for one more file (df -i)"
+
+
+_FEW_INODES = 1000
+
+
+_MUCH_ROOM_BYTES = 16 * 2**20
+
+
+_NO_THREAD = "can't start new thread"  #: what Python says, as a RuntimeError
+
+
+def machines(error: BaseException | None) -> OSError | None:
+    """What the machine refused, among the causes of an error; None if nothing that a user can cure."""
+    for each in causes(error):  # libraries wrap it, and torch tells of a full disk in words alone
+        if isinstance(each, OSError) and each.errno in (errno.ENOENT, *CURES):
+            return each
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            if isinstance(each, RuntimeError) and os.strerror(number) in str(each):
+                return OSError(number, os.strerror(number), first_line(each))
+        if isinstance(each, RuntimeError) and _NO_THREAD in str(each):
+            return OSError(errno.EAGAIN, _NO_THREAD)
+    return None
+
+
+def cure_of(refusal: OSError, folder: Path) -> str | None:
+    """What a user can do about what the machine refused in a folder; None if that is not known."""
+    if refusal.errno == errno.ENOSPC:
+        try:
+            facts = os.statvfs(folder)
+        except OSError:
+            return CURES[errno.ENOSPC]
+        # What could not be written was removed, so there are a few again.
+        if (
+            facts.f_files
+            and facts.f_favail < _FEW_INODES
+            and facts.f_bavail * facts.f_frsize > _MUCH_ROOM_BYTES
+        ):
+            return _NO_INODES
+    return CURES.get(refusal.errno or 0)
+
+
+def require_place(folder: Path, where: str, cure: str) -> None:
+    """The same for a folder that may have to be made, with those above it."""
+    require_writable(_place(folder), where, cure)
+
+
+def _place(folder: Path) -> Path:
+    """The folder, or the first one above it that exists."""
+    return next(each for each in (folder / "it").absolute().parents if each.exists())
+
+
+def require_checkpoints(folder: Path, where: str) -> list[str]:
+    """Try in a folder what a checkpoint needs; the folder may have to be made.
+
+    ConfigError if its file system cannot sync a file, or put it in the place of another. Returns what is only
+    of use, and is lacking there.
+    """
+    lacks = []
+
+    def tried(act: Callable[[], object], name: str) -> None:
+        try:
+            act()
+        except OSError as error:
+            if error.errno not in (*CANNOT, errno.EBADF):
+                raise
+            lacks.append(name)
+
+    try:
+        with TemporaryDirectory(dir=_place(folder), prefix=".rlsync-") as scratch:
+            inner, file, new = (Path(scratch, name) for name in ("inner", "file", "new"))
+            inner.mkdir()
+            file.touch()
+            with new.open("wb") as opened:
+                opened.write(bytes(1024))
+                opened.flush()
+                os.fsync(opened.fileno())
+            new.replace(file)
+            tried(lambda: os.link(file, inner / "file"), "link files")
+            tried(lambda: inner.rename(new), "rename folders")
+            descriptor = os.open(scratch, os.O_RDONLY)
+            tried(lambda: os.fsync(descriptor), "sync folders")
+            os.close(descriptor)
+    except OSError as error:
+        cure = cure_of(error, folder) or "name a folder on another disk, with run_dir=FOLDER"
+        raise ConfigError(
+            f"checkpoints cannot be written there: {error.strerror}", where, cure
+        ) from error
+    return lacks
+
+
+def link_or_copy(file: str | Path, beside: str | Path) -> None:
+    """Give a file a second name; where the file system has no links, copy it."""
+    try:
+        os.link(file, beside)
+    except OSError:
+        shutil.copy2(file, beside)
+
+
+def bfloat16_instructions() -> list[str] | None:
+    """This CPU's bfloat16 instructions, without which convolutions take ten times as long; None: unknown."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return None
+    capabilities = torch.cpu.get_capabilities()
+    return [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
+
+
+#: Parameter numbers of mallopt(3).
+_M_TRIM_THRESHOLD = -1
+
+
+_M_MMAP_THRESHOLD = -3
+
+
+_LARGEST_MMAP_THRESHOLD = 32 << 20  #: the largest value that glibc accepts
+
+
+def affine_cores() -> int:
+    """The cores that this process may use by its affinity, where the platform has one."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory for the next step, whose page faults would take 4 to 6 % of it."""
+    with suppress(AttributeError):  # a C library other than glibc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def has_package(name: str) -> bool:
+    """Whether a package is installed; a mere folder of its name, which Python can import, is none."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
