@@ -20,8 +20,8 @@ BOARD = "board"  #: rlsync's own transport, the default
 
 def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint]:
     """The entry points of a group by name, not imported. A ``shipped`` name cannot be taken over."""
-    found = {point.name: point for point in _points(group, *sys.path)}
-    return {name: point for name, point in sorted(found.items()) if name not in shipped}
+    points = {point.name: point for point in _points(group, *sys.path)}
+    return {name: point for name, point in sorted(points.items()) if name not in shipped}
 
 
 @cache
@@ -42,9 +42,9 @@ def imported(point: EntryPoint, what: str, cure: str = "") -> Any:
             f"a {what} cannot be imported: {first_line(error)}", where, cure or ours
         ) from error
     except Exception as error:  # the code of the module may raise anything
-        told = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"
+        problem = f"importing a {what} raised {type(error).__name__}: {first_line(error)}"
         cure = f"correct the module; python -c 'import {point.module}' shows the line"
-        raise ConfigError(told, where, cure) from error
+        raise ConfigError(problem, where, cure) from error
 
 
 def transports() -> dict[str, EntryPoint]:

@@ -149,9 +149,9 @@ def _bracket(text: str, at: int) -> tuple[Segment, int]:
 
 
 def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
-    found = repr(text[at]) if at < len(text) else "the end"
+    character = repr(text[at]) if at < len(text) else "the end"
     return PathSyntaxError(
-        f"cannot read the path {text!r}", f"character {at + 1}, at {found}", cure
+        f"cannot read the path {text!r}", f"character {at + 1}, at {character}", cure
     )
 
 
@@ -240,9 +240,9 @@ def _siblings(here: Any, segment: Segment) -> dict[str, Any]:
         return {}
     named: dict[str, Any] = {}
     for store in ("_modules", "_parameters", "_buffers", "__dict__"):
-        held = getattr(here, store, None)
-        if isinstance(held, Mapping):
-            named |= {str(name): value for name, value in held.items()}
+        attributes = getattr(here, store, None)
+        if isinstance(attributes, Mapping):
+            named |= {str(name): value for name, value in attributes.items()}
     named = named or dict.fromkeys(dir(here))
     return {name: value for name, value in named.items() if name[0] != "_" and name != "training"}
 
@@ -279,11 +279,13 @@ def check_timeouts(who: str, *, may_be_none: bool = True, **seconds: object) -> 
         cure = "for example 300.0; None waits for ever"
     else:
         cure = "for example 300.0"
-    for name, given in seconds.items():
-        number = isinstance(given, Real) and not isinstance(given, bool) and float(given) > 0
-        if not number and not (given is None and may_be_none):
-            problem = f"a timeout is a number of seconds above zero, got {short(given)}"
-            raise ConfigError(problem, f"{who}({name}={short(given)})", cure)
+    for name, timeout_s in seconds.items():
+        number = (
+            isinstance(timeout_s, Real) and not isinstance(timeout_s, bool) and float(timeout_s) > 0
+        )
+        if not number and not (timeout_s is None and may_be_none):
+            problem = f"a timeout is a number of seconds above zero, got {short(timeout_s)}"
+            raise ConfigError(problem, f"{who}({name}={short(timeout_s)})", cure)
 
 
 def short(value: object) -> str:

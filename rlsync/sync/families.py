@@ -149,10 +149,10 @@ def lead_group() -> None:
     # a forked worker would tell the learner of signals that come to the worker
     signal.set_wakeup_fd(-1)
     # A run holds signals back from its workers, not from what they start: programs begin without handlers.
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    for each in held:
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for each in blocked:
         signal.signal(each, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
     Finalize(None, _leave_group, exitpriority=_LAST)
 
 

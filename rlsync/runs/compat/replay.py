@@ -45,11 +45,11 @@ class OwnSampler(Sampler):
 
 def rows_given(buffer: ReplayBuffer) -> int | None:
     """How many rows a buffer was given; None if two counts contradict. Until the cursor has a public name."""
-    given = int(buffer.write_count)
+    rows = int(buffer.write_count)
     capacity = buffer.storage.max_size
-    holds = given >= len(buffer) and given % capacity == buffer.writer._cursor
+    holds = rows >= len(buffer) and rows % capacity == buffer.writer._cursor
     if holds:
-        return given
+        return rows
     return None
 
 
@@ -67,11 +67,11 @@ def keep_common(storage: Storage, rows: TensorDictBase) -> list[NestedKey] | Non
     stored = getattr(storage, "_storage", None)
     if not isinstance(stored, TensorDictBase):
         return None
-    held, new = (set(each.keys(include_nested=True, leaves_only=True)) for each in (stored, rows))
-    held.discard(_INDEX)
-    if held == new - {_INDEX}:
+    old, new = (set(each.keys(include_nested=True, leaves_only=True)) for each in (stored, rows))
+    old.discard(_INDEX)
+    if old == new - {_INDEX}:
         return None
-    common: list[NestedKey] = [key for key in new if key in held]
+    common: list[NestedKey] = [key for key in new if key in old]
     storage._storage = stored.select(*common, _INDEX, strict=False)
     return common
 
@@ -164,13 +164,13 @@ def _paired(
     """List the rows of a place, and those of a batch with so many dimensions; False if they do not fit."""
     if not (type(stored) is type(batch) is TensorDict):
         return False
-    held = batch._tensordict
-    if len(held) + sum(name not in held for name in more) != len(stored._tensordict):
+    entries = batch._tensordict
+    if len(entries) + sum(name not in entries for name in more) != len(stored._tensordict):
         return False
     for name, whole in stored._tensordict.items():
         value = more.get(name)
         if value is None:
-            value = held.get(name)
+            value = entries.get(name)
             if dims > 1 and isinstance(value, Tensor):
                 value = value.flatten(0, dims - 1)
         if isinstance(whole, Tensor):
@@ -210,9 +210,9 @@ def by_name(keys: Iterable[NestedKey]) -> Fields:
 def _rows(stored: TensorDictBase, index: Tensor, fields: Fields | None) -> TensorDict:
     """Rows of a tensordict, with those fields that it has, in a new one whose entries nobody has to check."""
     rows: dict[str, Any] = {}
-    held = stored._tensordict
-    for name in held if fields is None else fields:
-        value = held.get(name)
+    entries = stored._tensordict
+    for name in entries if fields is None else fields:
+        value = entries.get(name)
         if isinstance(value, Tensor):
             rows[name] = value.index_select(0, index)
         elif value is not None:

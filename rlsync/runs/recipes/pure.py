@@ -74,8 +74,8 @@ class Network(NamedTuple):
         if self.clip is not None:
             observation = ((observation - next(at)) / next(at)).clamp(-self.clip, self.clip)
         x = torch.cat([observation, *others], -1) if others else observation
-        for layer, held in self.layers:
-            x = layer(x, *[next(at) for _ in range(held)])
+        for layer, count in self.layers:
+            x = layer(x, *[next(at) for _ in range(count)])
         return x.to(observation.dtype)  # which autocast may have changed
 
     def each(self, stacked: Sequence[Tensor], observation: Tensor, action: Tensor) -> list[Tensor]:
@@ -108,19 +108,19 @@ def network(
             clip = layer.clip
             names += [(*path.split("."), name) for name in ("mean", "std")]
         elif type(layer) in _LAYERS:
-            own = [name for name, _ in (*layer.named_buffers(), *layer.named_parameters())]
+            tensors = [name for name, _ in (*layer.named_buffers(), *layer.named_parameters())]
             compute = _LAYERS[type(layer)]
             if isinstance(layer, nn.BatchNorm1d):
                 compute = partial(
                     compute, training=training, momentum=layer.momentum, eps=layer.eps
                 )
-            elif isinstance(layer, nn.Linear) and len(own) < 2:
+            elif isinstance(layer, nn.Linear) and len(tensors) < 2:
                 raise NotServed("a layer has no bias")
-            layers.append((compute, len(own)))
-            names += [(*path.split("."), name) for name in own]
+            layers.append((compute, len(tensors)))
+            names += [(*path.split("."), name) for name in tensors]
         elif type(layer) not in _AROUND:
             raise NotServed(f"{type(layer).__name__} is no layer that it knows")
-    return Network(layers, clip), [[held.get(name) for name in names] for held in params]
+    return Network(layers, clip), [[leaves.get(name) for name in names] for leaves in params]
 
 
 def tanh_inside(x: Tensor) -> Tensor:
@@ -203,11 +203,11 @@ def gradients(
 ) -> tuple[Sequence[Tensor], Tensor, Found]:
     """The gradients of the sum of all losses, their norm, and what the losses found."""
     with torch.autocast(parameters[0].device.type, torch.bfloat16, enabled=bfloat16):
-        found = losses(batch, noise)
-    total = sum(value for name, value in found.items() if name.startswith("loss"))
+        values = losses(batch, noise)
+    total = sum(value for name, value in values.items() if name.startswith("loss"))
     grads = torch.autograd.grad(total, parameters)  # type: ignore[arg-type]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    return grads, norm, {name: value.detach() for name, value in found.items()}
+    return grads, norm, {name: value.detach() for name, value in values.items()}
 
 
 class PureStepper(OptimizationStepper):
@@ -283,8 +283,8 @@ class PureStepper(OptimizationStepper):
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
         if self.why_not is not None:
             with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):
-                found = stock_step(trainer, self._stock, sub_batch)
-            return found.select(*(name for name, value in found.items() if value.numel() == 1))
+                values = stock_step(trainer, self._stock, sub_batch)
+            return values.select(*(name for name, value in values.items() if value.numel() == 1))
         update = self._update
         read = ((key, sub_batch.get(key, None)) for key in update.keys)
         batch = {
@@ -294,13 +294,15 @@ class PureStepper(OptimizationStepper):
         }
         noise = update.noise(batch)
         due = len(update.phases) if update.due is None else update.due()
-        found = dict(update.idle) if due < len(update.phases) else {}
+        values = dict(update.idle) if due < len(update.phases) else {}
         for phase in update.phases[:due]:
-            found |= self._make(phase, batch, noise, trainer.clip_norm if phase.clips else math.inf)
+            values |= self._make(
+                phase, batch, noise, trainer.clip_norm if phase.clips else math.inf
+            )
         update.after()
-        if "td_error" in found:
-            sub_batch.set("td_error", found.pop("td_error"))
-        return self._averaged(found)
+        if "td_error" in values:
+            sub_batch.set("td_error", values.pop("td_error"))
+        return self._averaged(values)
 
     def _averaged(self, found: Found) -> TensorDict:
         """What Trainer averages, in one operation for all: it gets the averages once, and then no more."""
@@ -319,16 +321,16 @@ class PureStepper(OptimizationStepper):
     def _make(self, phase: Phase, batch: Batch, noise: Sequence[Tensor], clip_norm: float) -> Found:
         parameters = [p for group in phase.optimizer.param_groups for p in group["params"]]
         compute = gradients if self._graphs is None else self._graphs.gradients
-        grads, norm, found = compute(phase.losses, parameters, batch, noise, self._bfloat16)
+        grads, norm, values = compute(phase.losses, parameters, batch, noise, self._bfloat16)
         if (size := float(norm)) > clip_norm:
             torch._foreach_mul_(list(grads), clip_norm / (size + 1e-6))
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
         for tell in self.told:
-            tell(found | {"grad_norm": norm})
+            tell(values | {"grad_norm": norm})
         phase.optimizer.step()
         phase.optimizer.zero_grad()
-        return found | (
+        return values | (
             {"grad_norm_0": norm} if phase.clips and len(self._update.phases) == 1 else {}
         )
 
@@ -355,12 +357,12 @@ class Graphs:
         shapes = [(name, tensor.shape) for name, tensor in batch.items()]
         try:
             if self.why_not is None:
-                grads, norm, found = self._by_graph(losses, shapes, parameters, batch, *rest)
+                grads, norm, values = self._by_graph(losses, shapes, parameters, batch, *rest)
                 # the next replay writes to the same memory; gradients are used before
                 if self._replays:
                     norm = norm.clone()
-                    found = {name: value.clone() for name, value in found.items()}
-                return grads, norm, found
+                    values = {name: value.clone() for name, value in values.items()}
+                return grads, norm, values
         except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
             self.why_not = first_line(error)
             cure = "give recipe.compile=off; or install g++ and Python's headers, keep batches of one size"
@@ -378,14 +380,14 @@ class Graphs:
             # timings on CUDA would say which, and fused Adam refuses the strides of a padded gradient.
             here = inductor.patch(compile_threads=1, shape_padding=False)
             with dynamo.patch(trace_autograd_ops=True), here:
-                found = self._graph(losses, *rest)
+                outputs = self._graph(losses, *rest)
             self.seconds += time.monotonic() - began
             self._shapes[losses] = shapes
-            return found
-        found = self._graph(losses, *rest)
+            return outputs
+        outputs = self._graph(losses, *rest)
         if counters["stats"]["unique_graphs"] > graphs:
             raise ValueError("torch.compile did it a second time")
-        return found
+        return outputs
 
 
 #: Compiling takes about 20 seconds of a core. It saves an update 0.5 ms (dqn) to 3 (sac), on CUDA 1 to 5.

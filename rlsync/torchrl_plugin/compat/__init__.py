@@ -20,10 +20,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def present(ref: weakref.ref[T], what: str = "collector") -> T:
-    held = ref()
-    if held is None:
+    referent = ref()
+    if referent is None:
         raise ReferenceError(f"the {what} is gone")
-    return held
+    return referent
 
 
 def in_place_of(owner: Any, method: str) -> Callable[[F], F]:

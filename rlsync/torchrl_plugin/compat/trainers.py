@@ -92,13 +92,13 @@ def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]
 def all_or_nothing(trainer: Trainer) -> Iterator[None]:
     """Give a trainer its operations and modules back if the block raises. Until Trainer can."""
     operations = {name: list(ops) for name, ops in _operations(trainer).items()}
-    held = dict(vars(trainer)) | {"_modules": dict(trainer._modules)}
+    attributes = dict(vars(trainer)) | {"_modules": dict(trainer._modules)}
     components = dict(_components(trainer))
     try:
         yield
     except BaseException:
         vars(trainer).clear()
-        vars(trainer).update(held)
+        vars(trainer).update(attributes)
         for name, ops in _operations(trainer).items():
             ops[:] = operations[name]
         _put_back(trainer, components)
@@ -117,7 +117,7 @@ def run_shutdown_operations(trainer: Trainer) -> None:
 
 def _operations(trainer: Trainer) -> dict[str, list[tuple[Any, dict[str, Any]]]]:
     """The lists in which a trainer keeps what ``register_op`` was given."""
-    return {name: held for name, held in vars(trainer).items() if name.endswith("_ops")}
+    return {name: operations for name, operations in vars(trainer).items() if name.endswith("_ops")}
 
 
 def _components(trainer: Trainer) -> dict[str, Any]:
@@ -207,10 +207,10 @@ def optimizer_steps(trainer: Trainer, counted: int) -> int:
     """Optimizer steps of a trainer: the count of its stepper if it has one, else ``counted``."""
     # Trainer._optim_count counts one too many for each epoch that ends by StopIteration.
     stepper = trainer.optimization_stepper
-    own = getattr(stepper, "optimizer_step_count", None)
-    if own is None:
+    steps = getattr(stepper, "optimizer_step_count", None)
+    if steps is None:
         return counted
-    return int(own)
+    return int(steps)
 
 
 def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
@@ -218,7 +218,7 @@ def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
     hooks = [_unwrapped(op) for op, _ in getattr(trainer, "_optimizer_ops", ())]
     owners = [trainer, trainer.optimization_stepper, *trainer._modules.values(), *hooks]
     attributes = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
-    held: dict[int, torch.optim.Optimizer] = {}
+    by_id: dict[int, torch.optim.Optimizer] = {}
     for attribute in attributes:
         if isinstance(attribute, dict):
             values = attribute.values()
@@ -226,8 +226,8 @@ def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
             values = attribute
         for value in values if isinstance(attribute, (list, tuple, dict)) else (attribute,):
             if isinstance(value, torch.optim.Optimizer):
-                held[id(value)] = value
-    return list(held.values())
+                by_id[id(value)] = value
+    return list(by_id.values())
 
 
 def refuse_remote_learner(trainer: Trainer) -> None:
@@ -260,8 +260,8 @@ def refuse_idle_shards(trainer: Trainer) -> None:
             below = [
                 m for m in module.modules() if m is not module and isinstance(m, fsdp.FSDPModule)
             ]
-            own = {*module.parameters()}.difference(*(m.parameters() for m in below))
-            if isinstance(module, TensorDictModuleBase) and own:
+            parameters = {*module.parameters()}.difference(*(m.parameters() for m in below))
+            if isinstance(module, TensorDictModuleBase) and parameters:
                 problem = "fully_shard does not train a module that takes a tensordict: it gets no gradients"
                 cure = "shard the modules inside it that take tensors: fully_shard(policy.module[0].module)"
             elif functional:
@@ -295,12 +295,12 @@ def free_name(trainer: Trainer, name: str) -> str:
 
 def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
     """Let checkpoints lack ``hook``, which then loads an empty dict. Until a module may be absent."""
-    held = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
-    if not isinstance(held, _Loading):
-        held = _Loading(trainer)
-        trainer.load_state_dict = held.load_state_dict
-        trainer.load_from_file = held.load_from_file
-    held.may_be_absent.add(hook)
+    loading = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
+    if not isinstance(loading, _Loading):
+        loading = _Loading(trainer)
+        trainer.load_state_dict = loading.load_state_dict
+        trainer.load_from_file = loading.load_from_file
+    loading.may_be_absent.add(hook)
 
 
 class _Loading:

@@ -126,14 +126,14 @@ class DreamerPlayer(TensorDictModuleBase):
                 tensordict.set(key, _where(stale, fresh, value))
             made_by = torch.where(stale, NO_VERSION if again is None else version, made_by)
         if self.on_adoption == "recompute":
-            seen = tensordict.select(*self._observed(), strict=False)
+            observed = tensordict.select(*self._observed(), strict=False)
         else:
-            seen = None
+            observed = None
         self.player(tensordict)
         tensordict.set(STATE_VERSION, made_by)
         self._carry(tensordict, version)
-        if seen is not None:
-            self._history.append((seen.clone(), begins, tensordict.get("action").clone()))
+        if observed is not None:
+            self._history.append((observed.clone(), begins, tensordict.get("action").clone()))
         return tensordict
 
     def _versions(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -176,11 +176,11 @@ class DreamerPlayer(TensorDictModuleBase):
         carried = {
             k: torch.zeros(*batch, *shape, device=stale.device) for k, shape in self._shapes.items()
         }
-        for seen, begins, action in self._history:
+        for observed, begins, action in self._history:
             if begins.shape != stale.shape:  # other environments than now
                 continue
             begun = {key: _where(begins, torch.zeros_like(v), v) for key, v in carried.items()}
-            past = seen.copy().update({**begun, "is_init": begins})
+            past = observed.copy().update({**begun, "is_init": begins})
             for unit in (*parts.encoders, parts.posterior):
                 unit.module(past)
             if not parts.estimates:
