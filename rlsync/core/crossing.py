@@ -52,9 +52,11 @@ class Crossing:
         elif self.adoption_bytes:
             parts.append(f"{self.adoption_bytes:,} bytes cross at each adoption")
         elif self.copied_bytes:
-            known = self.source and self.destination
-            where = " on the device" if known and not self.through_host else ""
-            parts.append(f"{self.copied_bytes:,} bytes copied{where}")
+            on_the_device = self.source and self.destination and not self.through_host
+            if on_the_device:
+                parts.append(f"{self.copied_bytes:,} bytes copied on the device")
+            else:
+                parts.append(f"{self.copied_bytes:,} bytes copied")
         return f"{path}: {'; '.join(parts) or 'nothing moves'}"
 
 

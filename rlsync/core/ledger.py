@@ -62,10 +62,10 @@ class ReservedNumbers:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._first = self._last = self._used = 0
-        held = self._read()
-        self.run_id = held.run_id or uuid.uuid4().hex[:12]
-        if not held.run_id:
-            self._write(Reserved(self.run_id, held.up_to))
+        reserved = self._read()
+        self.run_id = reserved.run_id or uuid.uuid4().hex[:12]
+        if not reserved.run_id:
+            self._write(Reserved(self.run_id, reserved.up_to))
 
     def at_least(self, number: int) -> int:
         """The lowest reserved number that is not below ``number``; writes the file if a block is used up."""
@@ -190,10 +190,11 @@ class Ledger:
 
     def ages(self, versions: Iterable[int]) -> list[int]:
         """How many versions each of these is old. Numbers that a killed life has lost do not count."""
-        lost = [(first, last - first) for first, last in self._lost]
-        return [
-            self.version - v - sum(count for first, count in lost if v <= first) for v in versions
-        ]
+        ages = []
+        for version in versions:
+            lost = sum(last - first for first, last in self._lost if version <= first)
+            ages.append(self.version - version - lost)
+        return ages
 
     def advance_to(self, version: int) -> None:
         """Never give out ``version`` or a lower number again."""
@@ -204,13 +205,12 @@ class Ledger:
 
         The newest stamp, ``(version, optimizer steps)`` of what is remembered, and which numbers were lost.
         """
-        steps = [
-            (v, known.optim_steps)
-            for v, known in self._known.items()
-            if known.optim_steps is not None
-        ]
+        published = []
+        for version, known in self._known.items():
+            if known.optim_steps is not None:
+                published.append((version, known.optim_steps))
         newest = {"version": self.version, "generation": self.generation}
-        return newest | {"published": steps, "lost": list(self._lost)}
+        return newest | {"published": published, "lost": list(self._lost)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin the life after the one that wrote ``state_dict``. No ``"generation"`` means 1."""

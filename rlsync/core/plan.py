@@ -72,9 +72,8 @@ class Source:
     def __post_init__(self) -> None:
         for name, patterns in (("exclude", self.exclude), ("idle", self.idle)):
             # A text's characters would be the patterns, and "*" is every leaf.
-            if not isinstance(patterns, tuple | list) or not all(
-                isinstance(each, str) for each in patterns
-            ):
+            several = isinstance(patterns, tuple | list)
+            if not several or not all(isinstance(each, str) for each in patterns):
                 example = patterns if isinstance(patterns, str) else "*.bias"
                 problem = f"{name} takes several patterns"
                 where = f"Source({name}={patterns!r})"
@@ -155,16 +154,17 @@ class SyncPlan:
     @property
     def crossings(self) -> tuple[Crossing, ...]:
         """What goes from which device to which."""
-        return crossings(
-            Crossing(
+        of_leaves = []
+        for row in self.rows:
+            crossing = Crossing(
                 row.source_device,
                 row.device,
                 self.through_host,
                 aliased_leaves=int(row.verdict is Verdict.ALIASED),
                 copied_bytes=row.payload_bytes,
             )
-            for row in self.rows
-        )
+            of_leaves.append(crossing)
+        return crossings(of_leaves)
 
     def count(self, verdict: Verdict) -> int:
         """How many leaves have this verdict.
@@ -191,19 +191,17 @@ class SyncPlan:
             raise self._layout_error(bad)
         if not self.rows:
             problem = "the sync map covers no tensor"
-            where = "; ".join(str(r) for r in self.routes) or "an empty sync map"
+            where = "; ".join(map(str, self.routes)) or "an empty sync map"
             raise errors.NothingToSync(
                 problem, where, "name a module that has parameters or buffers"
             )
+        parameters = [row for row in self.rows if row.kind == "parameter"]
         for route in self.routes:
             of_route = f"{route.destination}."
-            sent = [
-                r for r in self.rows if r.kind == "parameter" and r.destination.startswith(of_route)
-            ]
+            sent = [row for row in parameters if row.destination.startswith(of_route)]
             if sent and all(row.idle for row in sent):
-                raise errors.DoesNotAct(
-                    *_idle(sent, f"{route}, {len(sent)} of {len(sent)} parameters")
-                )
+                where = f"{route}, {len(sent)} of {len(sent)} parameters"
+                raise errors.DoesNotAct(*_idle(sent, where))
         return self
 
     def warnings(self) -> Iterator[errors.RlsyncWarning]:
@@ -214,7 +212,11 @@ class SyncPlan:
             yield errors.IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters"))
         if self.outlives:
             yield errors.OlderWeightsAct(*_outlives(self.outlives, where))
-        if drops := [f"{name} {how}" for name, how in self.differs.items() if name.endswith(DROPS)]:
+        drops = []
+        for name, how in self.differs.items():
+            if name.endswith(DROPS):
+                drops.append(f"{name} {how}")
+        if drops:
             cure = "call train() or eval() on both modules, and give both the same p"
             yield errors.DropoutDiffers(listed(drops, _NAMES_IN_SUMMARY), where, cure)
         if self.batch_statistics:
@@ -229,9 +231,10 @@ class SyncPlan:
         cure = "build both sides from the same constructor, or fix the source path"
         if first.verdict is Verdict.MISSING:
             problem = f"{first.destination} has no source leaf {first.source}"
-            alike = [
-                r.source for r in bad if r.verdict is Verdict.UNEXPECTED and r.shape == first.shape
-            ]
+            alike = []
+            for row in bad:
+                if row.verdict is Verdict.UNEXPECTED and row.shape == first.shape:
+                    alike.append(row.source)
             near = did_you_mean(nearest_name(first.source, alike))
             cure = f"{near}name the source that has it, or exclude the leaf in the route"
         elif first.verdict is Verdict.UNEXPECTED:
@@ -244,10 +247,13 @@ class SyncPlan:
     def to_json(self) -> str:
         """The plan as JSON, in a stable form for programs."""
         payload = asdict(self) | {"payload_bytes": self.payload_bytes}
-        payload["crossings"] = [
-            asdict(c) | {"publish_bytes": c.publish_bytes, "adoption_bytes": c.adoption_bytes}
-            for c in self.crossings
-        ]
+        payload["crossings"] = []
+        for crossing in self.crossings:
+            moved = {
+                "publish_bytes": crossing.publish_bytes,
+                "adoption_bytes": crossing.adoption_bytes,
+            }
+            payload["crossings"].append(asdict(crossing) | moved)
         return json.dumps(payload, indent=2)
 
     def table(self) -> str:
@@ -258,8 +264,10 @@ class SyncPlan:
         for row in self.rows:
             shape = "x".join(map(str, row.shape)) or "scalar"
             head = f"{row.verdict!s:<10}  {row.payload_bytes:>12,}  {row.dtype:<10}  {shape:<16}  "
-            note = f"  ({row.note})" if row.note else ""
-            lines.append(f"{head}{row.device or _UNKNOWN:<8}  {row.destination}{note}")
+            line = f"{head}{row.device or _UNKNOWN:<8}  {row.destination}"
+            if row.note:
+                line += f"  ({row.note})"
+            lines.append(line)
             lines.append(f"{'':<{len(head)}}{row.source_device or _UNKNOWN:<8}  <- {row.source}")
         return "\n".join([*lines, "", self._summary(all_names=True)])
 
@@ -273,33 +281,33 @@ class SyncPlan:
         if self.trigger:
             lines.append(f"trigger    {self.trigger}")
         lines.append(f"leaves     {_tally(self.rows)}, {self.payload_bytes:,} bytes a publish")
+
+        # Where everything is in host memory, devices are no news.
         if not all({one.source, one.destination} <= {"", CPU} for one in self.crossings):
             lines.extend(f"devices    {crossing}" for crossing in self.crossings)
+
+        # Leaves that a reader should look at, by what is odd about them.
         if all_names:
             at_most = len(self.rows) + len(self.unsent) + len(self.unreached)
         else:
             at_most = _NAMES_IN_SUMMARY
-        if self.unheld:
-            why = "(frozen, a copy, or an average)"
-            lines.append(
-                f"unheld     sent, and in no optimizer {why}: {listed(self.unheld, at_most)}"
-            )
-        if idle := [row.destination for row in self.rows if row.idle]:
-            lines.append(f"idle       sent, and does not act: {listed(idle, at_most)}")
-        if self.outlives:
-            lines.append(
-                f"outlives   computed by older weights, and acts: {listed([*self.outlives], at_most)}"
-            )
-        if self.unsent:
-            lines.append(f"unsent     trained, and not sent: {listed(self.unsent, at_most)}")
-        if self.unreached:
-            lines.append(
-                f"unreached  in the workers, and in no entry: {listed(self.unreached, at_most)}"
-            )
-        lines.extend(f"differs    {name} {how}" for name, how in self.differs.items())
+        idle = [row.destination for row in self.rows if row.idle]
+        odd: dict[str, Sequence[str]] = {
+            "unheld     sent, and in no optimizer (frozen, a copy, or an average)": self.unheld,
+            "idle       sent, and does not act": idle,
+            "outlives   computed by older weights, and acts": [*self.outlives],
+            "unsent     trained, and not sent": self.unsent,
+            "unreached  in the workers, and in no entry": self.unreached,
+        }
+        for title, names in odd.items():
+            if names:
+                lines.append(f"{title}: {listed(names, at_most)}")
+
+        for name, how in self.differs.items():
+            lines.append(f"differs    {name} {how}")
         if self.batch_statistics:
-            names = listed(self.batch_statistics, at_most)
-            lines.append(f"batch      {_ACTS_WITH_BATCH}: {names}")
+            layers = listed(self.batch_statistics, at_most)
+            lines.append(f"batch      {_ACTS_WITH_BATCH}: {layers}")
         lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)
 
@@ -356,8 +364,10 @@ _UNKNOWN = "?"
 
 def listed(names: Sequence[str], at_most: int) -> str:
     """Names in one line: the first ones, and how many more there are."""
-    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
-    return ", ".join(names[:at_most]) + more
+    line = ", ".join(names[:at_most])
+    if len(names) > at_most:
+        line += f" and {len(names) - at_most} more"
+    return line
 
 
 def no_destination(wanted: str, where: str, offered: Sequence[str]) -> errors.SyncMapError:

@@ -29,26 +29,43 @@ def worker(number: int) -> str:
     return f"worker {number}"
 
 
-def write(who: str, event: str, version: int, **facts: object) -> None:
+def write(
+    who: str,
+    event: str,
+    version: int,
+    *,
+    took_s: float | None = None,
+    worker: int | None = None,
+    life: int | None = None,
+    number: int | None = None,
+    frames: int | None = None,
+) -> None:
     """Append a line.
 
     Args:
         who: :data:`LEARNER`, or :func:`worker`.
         event: one of the five above.
         version: the one that it is about.
-        facts: what else is known, as plain data.
+        took_s: of a publish.
+        worker: whose rollout was taken.
+        life: of that worker.
+        number: of that rollout in the worker's life.
+        frames: how many of a batch have the version.
 
     Raises:
         OSError: the file cannot be written.
     """
-    line = {
+    line: dict[str, object] = {
         "time_s": time.time(),
         "pid": os.getpid(),
         "who": who,
         "event": event,
         "version": version,
-        **facts,
     }
+    facts = {"took_s": took_s, "worker": worker, "life": life, "number": number, "frames": frames}
+    for name, fact in facts.items():
+        if fact is not None:
+            line[name] = fact
     descriptor = os.open(_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, json.dumps(line).encode() + b"\n")

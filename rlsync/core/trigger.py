@@ -95,7 +95,11 @@ class Every(Trigger):
         whole = isinstance(self.n, int) and not isinstance(self.n, bool)
         real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"
         if not (whole or real) or self.n <= 0:
-            problem = f"an interval is a positive {'whole ' * (self.unit != 'seconds')}number, got {self.n!r}"
+            if self.unit == "seconds":
+                kind = "positive number"
+            else:
+                kind = "positive whole number"
+            problem = f"an interval is a {kind}, got {self.n!r}"
             raise ConfigError(problem, where, f"for example Every(1, {self.unit!r})")
 
     def due(self, last: Counters, now: Counters) -> bool:
@@ -157,8 +161,9 @@ class Combined(Trigger):
     sign: Literal["|", "&"]
 
     def due(self, last: Counters, now: Counters) -> bool:
-        either = any if self.sign == "|" else all
-        return either(trigger.due(last, now) for trigger in (self.left, self.right))
+        if self.sign == "|":
+            return self.left.due(last, now) or self.right.due(last, now)
+        return self.left.due(last, now) and self.right.due(last, now)
 
     def units(self) -> frozenset[str]:
         return self.left.units() | self.right.units()
