@@ -6,7 +6,6 @@ import fnmatch
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +45,20 @@ def compare(
     """
     sent = {spec.name: spec for spec in source}
     names = {spec.name for spec in destination}
-    found = [
-        _verdict(sent.get(s.name), s, cast_to, sent)
-        for s in destination
-        if not excluded(s.name, exclude)
-    ]
+    by_specs = []
+    for spec in destination:
+        if not excluded(spec.name, exclude):
+            by_specs.append(_verdict(sent.get(spec.name), spec, cast_to, sent))
     for spec in source:
         if spec.name not in names and not excluded(spec.name, exclude):
-            found.append(LeafComparison(spec.name, replace(spec, device=""), Verdict.UNEXPECTED))
-    found = [replace(c, source_device=sent[c.name].device) if c.name in sent else c for c in found]
-    return [_in_memory(c, source_tensors or {}, destination_tensors or {}) for c in found]
+            by_specs.append(LeafComparison(spec.name, replace(spec, device=""), Verdict.UNEXPECTED))
+
+    comparisons = []
+    for comparison in by_specs:
+        if comparison.name in sent:
+            comparison = replace(comparison, source_device=sent[comparison.name].device)
+        comparisons.append(_in_memory(comparison, source_tensors or {}, destination_tensors or {}))
+    return comparisons
 
 
 def excluded(name: str, patterns: Sequence[str]) -> bool:
@@ -79,13 +82,18 @@ def _verdict(
             f"it is part of {sent.whole or 'no tensor'}, and there of {live.whole or 'no tensor'}"
         )
         return LeafComparison(live.name, live, Verdict.MISMATCH, note)
+
+    # If the source has no leaf of that name, this one must at least be tied to some other.
     tied = source.get(live.tie)
-    if live.tie and (not sent.tie if tied is None else _owner(sent) != _owner(tied)):
+    is_tied = bool(sent.tie) if tied is None else _owner(sent) == _owner(tied)
+    if live.tie and not is_tied:
         note = f"the destination ties it to {live.tie}, the source does not"
         return LeafComparison(live.name, live, Verdict.MISMATCH, note)
-    # what a scale belongs to stays as it is
-    castable = sent.dtype.is_floating_point and not sent.whole
-    becomes = cast_to if cast_to is not None and castable else sent.dtype
+
+    # The scale of a quantised weight keeps its dtype: what it belongs to stays as it is.
+    becomes = sent.dtype
+    if cast_to is not None and sent.dtype.is_floating_point and not sent.whole:
+        becomes = cast_to
     if becomes != live.dtype:
         cure = f"declare the cast: Source(..., dtype={live.dtype_name!r})"
         if sent.dtype == live.dtype:
@@ -114,16 +122,14 @@ def _in_memory(
         return replace(comparison, verdict=Verdict.ALIASED)
     if not is_sharded(tensor):
         return comparison
-    how = str(Sharding.of(tensor, comparison.name, "the source"))
-    return replace(
-        comparison, verdict=Verdict.SHARDED, note=", ".join(filter(None, (comparison.note, how)))
-    )
+    notes = (comparison.note, str(Sharding.of(tensor, comparison.name, "the source")))
+    return replace(comparison, verdict=Verdict.SHARDED, note=", ".join(filter(None, notes)))
 
 
 def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
     """Names of a tensordict or state dict, without the prefixes of wrappers if they then match better."""
     wanted = {spec.name for spec in expected}
-    plain = [uncompiled(name) for name in names]
+    plain = list(map(uncompiled, names))
     bare = [name.removeprefix("module.") for name in plain]
     return max((list(names), plain, bare), key=lambda candidate: len(wanted & set(candidate)))
 
@@ -133,31 +139,31 @@ def fitted(
 ) -> dict[str, Tensor]:
     """The tensors of weights under the names of the ``expected`` leaves, if known; else LayoutMismatch."""
     source = Leaves(weights, where, shards=True)
-    if expected is None:
-        names = source.names
-    else:
-        names = named_like(source.names, expected)
+    names = source.names
     if expected is not None:
-        specs = zip(source.specs(), names, strict=True)
-        check_same_leaves([replace(s, name=n, tie="") for s, n in specs], expected, where, against)
+        names = named_like(source.names, expected)
+        renamed = []
+        for spec, name in zip(source.specs(), names, strict=True):
+            renamed.append(replace(spec, name=name, tie=""))
+        check_same_leaves(renamed, expected, where, against)
     return dict(zip(names, source.tensors(), strict=True))
 
 
 def check_same_leaves(
-    found: Sequence[LeafSpec], expected: Sequence[LeafSpec], where: str, against: str
+    leaves: Sequence[LeafSpec], expected: Sequence[LeafSpec], where: str, against: str
 ) -> None:
     """Refuse leaves that differ from the expected ones in name, shape or dtype (LayoutMismatch)."""
-    untied = [replace(s, tie="", excluded=False) for s in expected]
-    wrong = [c for c in compare(found, untied) if c.verdict is not Verdict.COPIED]
+    untied = [replace(spec, tie="", excluded=False) for spec in expected]
+    wrong = [each for each in compare(leaves, untied) if each.verdict is not Verdict.COPIED]
     if wrong:
         first = wrong[0]
-        said = {
+        problems = {
             Verdict.MISSING: f"leaf {first.name!r} {against} is missing",
             Verdict.UNEXPECTED: f"leaf {first.name!r} is not among those {against}",
             Verdict.MISMATCH: f"leaf {first.name!r} does not fit the one {against}: {first.note}",
-        }[first.verdict]
+        }
         raise LayoutMismatch(
-            said,
+            problems[first.verdict],
             f"{where} ({len(wrong)} leaves differ)",
             "send all leaves of a module built like the one in the workers; or use SyncWeights, which also "
             "carries nested extra state and can exclude leaves",
@@ -186,14 +192,14 @@ class Fit:
         known = bool(tensors) and expected is self._expected and structure == self._structure
         if known and _forms(tensors) == self._forms:
             return dict(zip(self._names, tensors, strict=True))
-        found = fitted(weights, self._where, expected, self._against)
-        same = len(tensors) == len(found) and all(map(operator.is_, tensors, found.values()))
+        by_name = fitted(weights, self._where, expected, self._against)
+        same = len(tensors) == len(by_name) and all(map(operator.is_, tensors, by_name.values()))
         self._expected = expected
         self._structure = structure if same else None
-        self._names = list(found)
-        self._forms = _forms(found.values())
-        self.sharded = any_sharded(found.values())
-        return found
+        self._names = list(by_name)
+        self._forms = _forms(by_name.values())
+        self.sharded = any_sharded(by_name.values())
+        return by_name
 
     def _read(self, weights: object) -> tuple[object, Sequence[Tensor]]:
         """What tells this structure from others, and its tensors; none where it cannot be told cheaply."""
@@ -206,11 +212,11 @@ class Fit:
             return (known, known.tensors())
         if not is_tensordict(weights):
             return None, ()
-        items: list[tuple[Any, Any]] = list(weights.items(include_nested=True, leaves_only=True))
-        tensors = [value for _, value in items]
-        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        leaves = dict(weights.items(include_nested=True, leaves_only=True))
+        tensors = [value for value in leaves.values() if isinstance(value, Tensor)]
+        if len(tensors) < len(leaves):
             return None, ()
-        return [key for key, _ in items], tensors
+        return list(leaves), tensors
 
 
 def _forms(tensors: Iterable[Tensor]) -> list[Form]:

@@ -40,8 +40,10 @@ class KeepsDerived(Protocol):
 
 def keepers(modules: Iterable[object]) -> tuple[KeepsDerived, ...]:
     """The parts of some modules that keep what they computed from weights, each once."""
-    whole = (module for module in modules if isinstance(module, nn.Module))
-    parts = dict.fromkeys(part for module in whole for part in module.modules())
+    parts: dict[nn.Module, None] = {}
+    for module in modules:
+        if isinstance(module, nn.Module):
+            parts |= dict.fromkeys(module.modules())
     return tuple(part for part in parts if isinstance(part, KeepsDerived))
 
 

@@ -25,11 +25,12 @@ def digest(tensors: Iterable[Tensor]) -> int:
     part is, and of a tensor that is made of parts, each of them.
     """
     state = 0
-    for tensor in (part for whole in tensors for part in memory_of(whole)):
-        plain, weighted = _sums(tensor)
-        for word in (plain, weighted, tensor.numel()):
-            state = ((state ^ (word & _MASK)) * _ODD + 1) & _MASK
-            state ^= state >> 29
+    for tensor in tensors:
+        for part in memory_of(tensor):
+            plain, weighted = _sums(part)
+            for word in (plain, weighted, part.numel()):
+                state = ((state ^ (word & _MASK)) * _ODD + 1) & _MASK
+                state ^= state >> 29
     return state
 
 

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -96,10 +97,10 @@ class Layout:
     @property
     def destinations(self) -> dict[str, list[LeafSpec]]:
         """The leaves by destination."""
-        found: dict[str, list[LeafSpec]] = {}
+        leaves: dict[str, list[LeafSpec]] = {}
         for entry in self.entries:
-            found.setdefault(entry.destination, []).append(entry.leaf)
-        return found
+            leaves.setdefault(entry.destination, []).append(entry.leaf)
+        return leaves
 
     def to_json(self) -> bytes:
         """The layout as canonical JSON: layouts that are equal, devices included, give equal bytes."""
@@ -143,25 +144,25 @@ class Layout:
 
 def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
     """Leaves by destination as canonical JSON; a destination without leaves is in it, too."""
-    rows = {
-        destination: [
-            (s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device, s.whole)
-            for s in leaves
-        ]
-        for destination, leaves in destinations.items()
-    }
+    rows = {destination: list(map(_row, leaves)) for destination, leaves in destinations.items()}
     return json.dumps(rows, separators=(",", ":")).encode()
+
+
+#: What :func:`specs_to_json` writes of a leaf.
+_row = attrgetter("name", "kind", "shape", "dtype_name", "tie", "excluded", "device", "whole")
 
 
 def specs_from_json(data: bytes) -> dict[str, list[LeafSpec]]:
     """The inverse of :func:`specs_to_json`."""
-    return {
-        destination: [
-            LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded, device, whole)
-            for name, kind, shape, dtype, tie, excluded, device, whole in rows
-        ]
-        for destination, rows in json.loads(data).items()
-    }
+    specs: dict[str, list[LeafSpec]] = {}
+    for destination, rows in json.loads(data).items():
+        specs[destination] = []
+        for name, kind, shape, dtype, tie, excluded, device, whole in rows:
+            leaf = LeafSpec(
+                name, kind, tuple(shape), dtype_named(dtype), tie, excluded, device, whole
+            )
+            specs[destination].append(leaf)
+    return specs
 
 
 def _view(image: torch.Tensor, entry: Entry) -> torch.Tensor:

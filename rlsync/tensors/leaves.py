@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -74,6 +74,7 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
     Which is one that is sharded (without ``shards``), uninitialised, sparse, nested or quantized, or has no
     memory of its own.
     """
+    # A sharded leaf is put together from the parts of its ranks, and has no memory to look at here.
     if is_sharded(tensor):
         if not shards:
             raise LayoutMismatch(
@@ -87,17 +88,23 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
             problem = f"{name} is sharded over ranks, and each shard is made of parts"
             raise LayoutMismatch(problem, where, "gather it first, and name the gathered module")
         return
+
+    # What has no bytes, or other bytes than its shape and dtype say.
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         problem = f"{name} is not initialised yet"
         raise LayoutMismatch(problem, where, "run the module once before you register the hook")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         if tensor.is_nested:
             kind = "nested"
+        elif tensor.is_quantized:
+            kind = "quantized"
         else:
-            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            kind = str(tensor.layout)
         raise LayoutMismatch(
             f"{name} is {kind}, which cannot be sent", where, f"make it dense, or {_APART}"
         )
+
+    # What is computed when it is read: its memory, if it has some, holds other numbers.
     if tensor.numel() and not tensor.is_meta and not address(tensor):
         problem = (
             f"{name}, a {type(tensor).__name__}, has no memory of its own, which could be sent"
@@ -156,9 +163,9 @@ class Leaves:
         self._shards = shards
         #: modules with extra state, by the prefix of its leaf names
         self.extra: dict[str, nn.Module] = {}
-        self._watch: list[tuple[Mapping[str, Any], str, object]] = []
-        self._lengths: list[tuple[Mapping[str, Any], int]] = []
-        self._present: list[tuple[Mapping[str, Any], str]] = []
+        self._watch: list[tuple[Mapping[str, object], str, object]] = []
+        self._lengths: list[tuple[Mapping[str, object], int]] = []
+        self._present: list[tuple[Mapping[str, object], str]] = []
         self._wholes: dict[str, Leaf] = {}  # tensors that are made of parts
         self._forms: dict[str, str] = {}
         self.leaves: list[Leaf] = list(self._walk())
@@ -190,8 +197,7 @@ class Leaves:
             yield from self._walk_module(inner, "", path)
         elif isinstance(root, Mapping):
             for name, tensor in flatten_state(root, "", self.where):
-                kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                yield from self._of(Leaf(name, kind, partial(_constant, tensor), name))
+                yield from self._of(Leaf(name, _kind(tensor), partial(_constant, tensor), name))
         else:
             cure = "name an nn.Module, a tensordict, or a mapping of names to tensors"
             raise LayoutMismatch(f"{type(root).__name__} holds no weights", self.where, cure)
@@ -205,13 +211,13 @@ class Leaves:
             ("buffer", module._buffers),
         )
         for kind, store in stores:
-            held = _as_dict(store)
-            self._lengths.append((held, len(held)))
-            for key, tensor in held.items():
+            tensors = _as_dict(store)
+            self._lengths.append((tensors, len(tensors)))
+            for key, tensor in tensors.items():
                 if tensor is None:
-                    self._watch.append((held, key, None))
+                    self._watch.append((tensors, key, None))
                 else:
-                    self._present.append((held, key))
+                    self._present.append((tensors, key))
                     read = partial(store.__getitem__, key)
                     yield from self._of(Leaf(prefix + key, kind, read, path + key))
         yield from self._walk_extra_state(module, prefix, path)
@@ -237,9 +243,12 @@ class Leaves:
         for key, value in td.items(include_nested=True, leaves_only=True):
             if not isinstance(value, Tensor):
                 continue
-            parts = key if isinstance(key, tuple) else (key,)
-            name = ".".join(EXTRA_STATE if p == "__extra_state__" else p for p in parts)
-            kind: Kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+            parts = list(key) if isinstance(key, tuple) else [key]
+            for n, part in enumerate(parts):
+                if part == "__extra_state__":
+                    parts[n] = EXTRA_STATE
+            name = ".".join(parts)
+            kind = _kind(value)
             if EXTRA_STATE in name.split("."):
                 kind = "extra_state"
             yield from self._of(Leaf(prefix + name, kind, partial(td.get, key), path + name))
@@ -247,7 +256,10 @@ class Leaves:
     def _of(self, leaf: Leaf) -> Iterator[Leaf]:
         """The leaf of a tensor, or those of its parts."""
         tensor = leaf.read()
-        parts = part_names(tensor) if leaf.kind != "extra_state" else []
+        if leaf.kind == "extra_state":
+            parts = []
+        else:
+            parts = part_names(tensor)
         if not parts:
             yield leaf
             return
@@ -298,7 +310,7 @@ class Leaves:
 
     def specs(self) -> list[LeafSpec]:
         """The present kind, shape and dtype of each leaf, and its tie by name."""
-        first: dict[tuple[Any, ...], str] = {}
+        first: dict[tuple[object, ...], str] = {}
         specs: list[LeafSpec] = []
         for leaf, tensor in zip(self.leaves, self.tensors(), strict=True):
             check_has_plain_bytes(tensor, leaf.name, self.where, shards=self._shards)
@@ -306,22 +318,29 @@ class Leaves:
                 problem = f"{leaf.name} is another tensor each time it is read"
                 cure = "let __tensor_flatten__ name the attributes that hold the numbers"
                 raise LayoutMismatch(problem, self.where, cure)
+            tie = ""
             if tensor.numel():
-                tie = first.setdefault(memory_key(tensor), leaf.name)
-            else:
-                tie = leaf.name
-            specs.append(
-                LeafSpec(
-                    leaf.name,
-                    leaf.kind,
-                    tuple(tensor.shape),
-                    tensor.dtype,
-                    "" if tie == leaf.name else tie,
-                    device=str(tensor.device),
-                    whole=self._forms.get(leaf.whole, ""),
-                )
+                owner = first.setdefault(memory_key(tensor), leaf.name)
+                if owner != leaf.name:
+                    tie = owner
+            spec = LeafSpec(
+                leaf.name,
+                leaf.kind,
+                tuple(tensor.shape),
+                tensor.dtype,
+                tie,
+                device=str(tensor.device),
+                whole=self._forms.get(leaf.whole, ""),
             )
+            specs.append(spec)
         return specs
+
+
+def _kind(tensor: Tensor) -> Kind:
+    """What a tensor of a tensordict or a state dict is taken for."""
+    if isinstance(tensor, nn.Parameter):
+        return "parameter"
+    return "buffer"
 
 
 def _as_dict(store: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +362,7 @@ def _read_part(read: Callable[[], Tensor], name: str) -> Tensor:
     return part_of(read(), name)
 
 
-def memory_key(tensor: Tensor) -> tuple[Any, ...]:
+def memory_key(tensor: Tensor) -> tuple[object, ...]:
     """Equal for tensors with the same memory and form; of a sharded one, this process's part counts.
 
     One that has numbers and no memory, as tensors that are made of parts, is equal to itself alone.
@@ -358,26 +377,29 @@ def memory_key(tensor: Tensor) -> tuple[Any, ...]:
 
 def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str, Tensor]]:
     """Flatten extra state or a state dict: nested mappings, sequences, tensors and numbers."""
+    inside: Iterable[tuple[object, object]] = ()
     match state:
         case None:
             return
         case Tensor():
             yield prefix, state
-        case bool() | int() | float():
-            dtype = torch.float64 if isinstance(state, float) else None
-            yield prefix, torch.tensor(state, dtype=dtype, device="cpu")
+        case float():
+            yield prefix, torch.tensor(state, dtype=torch.float64, device="cpu")
+        case bool() | int():
+            yield prefix, torch.tensor(state, device="cpu")
         case _ if isinstance(state, Mapping) or is_tensordict(state):
-            for key, value in state.items():
-                yield from flatten_state(value, f"{prefix}.{key}" if prefix else str(key), where)
+            inside = state.items()
         case list() | tuple():
-            for i, value in enumerate(state):
-                yield from flatten_state(value, f"{prefix}.{i}" if prefix else str(i), where)
+            inside = enumerate(state)
         case _:
             problem = (
                 f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot be sent"
             )
             cure = "keep tensors and numbers in extra state, or exclude the leaf in the route"
             raise LayoutMismatch(problem, where, cure)
+    for key, value in inside:
+        name = f"{prefix}.{key}" if prefix else str(key)
+        yield from flatten_state(value, name, where)
 
 
 def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> Any:
@@ -397,7 +419,9 @@ def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> A
                 rebuilt[key] = rebuild_state(value, f"{prefix}.{key}", leaves)
             return rebuilt
         case list() | tuple():
-            values = [rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template)]
+            values = []
+            for i, value in enumerate(template):
+                values.append(rebuild_state(value, f"{prefix}.{i}", leaves))
             named = isinstance(template, tuple) and type(template) is not tuple
             if named:
                 return type(template)(*values)

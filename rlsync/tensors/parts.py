@@ -48,8 +48,7 @@ def _flattened(tensor: Any) -> tuple[list[str], object]:
 
 def part_of(tensor: Tensor, name: str) -> Tensor:
     """The part of a tensor that has this dotted name, as it is now."""
-    part: Tensor = attrgetter(name)(tensor)
-    return part
+    return attrgetter(name)(tensor)
 
 
 def memory_of(tensor: Tensor) -> list[Tensor]:
@@ -76,12 +75,11 @@ def form_of(tensor: Tensor) -> str:
     names, settings = _flattened(tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
     parts = [f"{name} {form_of(part_of(tensor, name))}".rstrip() for name in names]
-    # Functions and plain objects show where they lie, which is not the same in another process.
-    if settings is None:
-        text = ""
-    else:
-        text = " " + re.sub(r" at 0x[0-9a-f]+", "", repr(settings))
-    return f"{type(tensor).__name__} {dtype}{list(tensor.shape)} of {', '.join(parts)}{text}"
+    form = f"{type(tensor).__name__} {dtype}{list(tensor.shape)} of {', '.join(parts)}"
+    if settings is not None:
+        # Functions and plain objects show where they lie, which is not the same in another process.
+        form += " " + re.sub(r" at 0x[0-9a-f]+", "", repr(settings))
+    return form
 
 
 def remade(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -91,8 +89,7 @@ def remade(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     names, settings = _flattened(tensor)
     parts = {name: remade(part_of(tensor, name), change) for name in names}
     kind: Any = type(tensor)
-    made: Tensor = kind.__tensor_unflatten__(parts, settings, tensor.size(), tensor.stride())
-    return made
+    return kind.__tensor_unflatten__(parts, settings, tensor.size(), tensor.stride())
 
 
 def with_parts(tensor: Tensor, parts: dict[str, Tensor]) -> Tensor:

@@ -28,6 +28,7 @@ def check_sendable(
     sent: object,
     name: str,
     modules: Mapping[str, nn.Module],
+    *,
     where: str,
     start_method: str,
     way_out: str,
@@ -42,7 +43,12 @@ def check_sendable(
     error = _failure(_pickle, sent)
     if error is None:
         return
-    part, why, cure = _at_fault(_pickle, modules, way_out) or (name, *_told(error, "", way_out))
+    fault = _at_fault(_pickle, modules, way_out)
+    if fault is None:
+        part = name
+        why, cure = _told(error, "", way_out)
+    else:
+        part, why, cure = fault
     problem = f"{part} cannot be sent to worker processes: {why}"
     raise ConfigError(problem, f"{where}, start method {start_method!r}", cure)
 
@@ -53,10 +59,12 @@ def copied(value: T, name: str, modules: Mapping[str, nn.Module], where: str) ->
         return copy.deepcopy(value)
     except Exception as error:
         way_out = "keep it outside of the module"
-        part, why, cure = _at_fault(copy.deepcopy, modules, way_out) or (
-            name,
-            *_told(error, "", way_out),
-        )
+        fault = _at_fault(copy.deepcopy, modules, way_out)
+        if fault is None:
+            part = name
+            why, cure = _told(error, "", way_out)
+        else:
+            part, why, cure = fault
         raise ConfigError(f"{part} cannot be copied: {why}", where, cure) from error
 
 
@@ -133,7 +141,8 @@ def _at_fault(
     for name, part in _innermost_first(modules):
         error = _failure(tries, part)
         if error is not None:
-            return f"{name} ({type(part).__name__})", *_described(part, tries, error, way_out)
+            why, cure = _described(part, tries, error, way_out)
+            return f"{name} ({type(part).__name__})", why, cure
     return None
 
 
@@ -146,16 +155,18 @@ def _described(
 ) -> tuple[str, str]:
     """Why a layer fails, and the cure."""
     kind = type(part)
-    held = next((key for key, value in vars(part).items() if _is_at_fault(tries, key, value)), "")
-    hooks = part._forward_pre_hooks.values()
-    if old := [hook for hook in hooks if isinstance(hook, (WeightNorm, SpectralNorm))]:
-        if isinstance(old[0], WeightNorm):
-            norm = "weight_norm"
-        else:
-            norm = "spectral_norm"
+    attribute = ""
+    for key, value in vars(part).items():
+        if _is_at_fault(tries, key, value):
+            attribute = key
+            break
+    norm = _older_norm(part)
+    if norm:
         why = f"torch.nn.utils.{norm} keeps a weight with the graph that computed it"
-        newer = f"use torch.nn.utils.parametrizations.{norm}"
-        return why, newer if tries is copy.deepcopy else f"{newer}, and {way_out}"
+        cure = f"use torch.nn.utils.parametrizations.{norm}"
+        if tries is not copy.deepcopy:
+            cure += f", and {way_out}"
+        return why, cure
     if parametrize.is_parametrized(part):
         return "torch does not pickle parametrizations", way_out
     if "<locals>" not in kind.__qualname__ and _named_now(kind) is not kind:
@@ -164,14 +175,24 @@ def _described(
             why,
             "put the class into a module (a file), which defines it once, or make the policy anew",
         )
-    if isinstance(vars(part).get(held), Tensor):
-        why = f"its {held} is a tensor with the graph that computed it"
-        return why, f"keep {held}.detach(), or {way_out}"
-    return _told(error, f"its {held}: " if held else "", way_out)
+    if isinstance(vars(part).get(attribute), Tensor):
+        why = f"its {attribute} is a tensor with the graph that computed it"
+        return why, f"keep {attribute}.detach(), or {way_out}"
+    return _told(error, attribute, way_out)
 
 
-def _told(error: Exception, held: str, way_out: str) -> tuple[str, str]:
-    """Why, and the cure, by the error alone."""
+def _older_norm(part: nn.Module) -> str:
+    """Which norm of ``torch.nn.utils`` a layer has that newer ones replace; empty if it has none."""
+    for hook in part._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            return "weight_norm"
+        if isinstance(hook, SpectralNorm):
+            return "spectral_norm"
+    return ""
+
+
+def _told(error: Exception, attribute: str, way_out: str) -> tuple[str, str]:
+    """Why, and the cure, by the error alone, of an attribute if that is known."""
     if isinstance(error, _NotInAModuleError):
         why = f"{error} is defined in a program without a file, such as a notebook, and they cannot import it"
         return why, f"put it into a module (a file) and import it from there, or {way_out}"
@@ -180,24 +201,26 @@ def _told(error: Exception, held: str, way_out: str) -> tuple[str, str]:
         cure = "define it at the top level of a module"
     else:
         cure = "leave it out in __getstate__"
-    return f"{held}{first_line(error)}", f"{cure}, or {way_out}"
+    why = first_line(error)
+    if attribute:
+        why = f"its {attribute}: {why}"
+    return why, f"{cure}, or {way_out}"
 
 
 def _named_now(kind: type) -> object:
     """What now has the name of a class, in its module."""
-    found: object = sys.modules.get(kind.__module__)
+    named: object = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
-        if isinstance(found, type(sys) | type):
-            found = vars(found).get(name)
+        if isinstance(named, type(sys) | type):
+            named = vars(named).get(name)
         else:
-            found = None
-    return found
+            named = None
+    return named
 
 
 def _innermost_first(modules: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
-    named = [
-        (f"{destination}.{path}".rstrip("."), part)
-        for destination, module in modules.items()
-        for path, part in module.named_modules()
-    ]
+    named = []
+    for destination, module in modules.items():
+        for path, part in module.named_modules():
+            named.append((f"{destination}.{path}".rstrip("."), part))
     return sorted(named, key=lambda each: -each[0].count("."))

@@ -33,9 +33,9 @@ def is_sharded(tensor: Tensor) -> bool:
 def any_sharded(tensors: Iterable[Tensor | None]) -> bool:
     """Whether one of many tensors is a DTensor; costs about 20 ns a tensor."""
     known = sys.modules.get("torch.distributed.tensor")
-    return known is not None and any(
-        issubclass(kind, known.DTensor) for kind in set(map(type, tensors))
-    )
+    if known is None:
+        return False
+    return any(issubclass(kind, known.DTensor) for kind in set(map(type, tensors)))
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -73,21 +73,25 @@ class Sharding:
         )
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Sharding:
-        cuts = tuple((dim, stretches) for dim, stretches in told["cuts"])
-        shape, mesh_shape, mesh_ranks = (
-            tuple(told[key]) for key in ("shape", "mesh_shape", "mesh_ranks")
+    def from_json(cls, stored: dict[str, Any]) -> Sharding:
+        return cls(
+            shape=tuple(stored["shape"]),
+            dtype=stored["dtype"],
+            mesh_shape=tuple(stored["mesh_shape"]),
+            mesh_ranks=tuple(stored["mesh_ranks"]),
+            cuts=tuple((dim, stretches) for dim, stretches in stored["cuts"]),
         )
-        return cls(shape, told["dtype"], mesh_shape, mesh_ranks, cuts)
 
     def __str__(self) -> str:
-        along = " x ".join(
-            "replicated"
-            if dim < 0
-            else f"dimension {dim}" + (" in stretches" if stretches > 1 else "")
-            for dim, stretches in self.cuts
-        )
-        return f"{along}, {'x'.join(map(str, self.mesh_shape))} ranks"
+        along = []
+        for dim, stretches in self.cuts:
+            if dim < 0:
+                along.append("replicated")
+            elif stretches > 1:
+                along.append(f"dimension {dim} in stretches")
+            else:
+                along.append(f"dimension {dim}")
+        return f"{' x '.join(along)}, {'x'.join(map(str, self.mesh_shape))} ranks"
 
     def blocks(self, rank: int, owner: int) -> list[Block]:
         """The blocks of the leaf that a rank brings: those that ``full_tensor()`` on the owner takes."""
@@ -96,23 +100,27 @@ class Sharding:
         at = self._coordinate(rank)
         owners = self._coordinate(owner)
         runs = [[(0, size)] for size in self.shape]
+        # Each dimension of the mesh leaves less of the leaf to a rank.
         for (dim, stretches), size, mine, theirs in zip(
             self.cuts, self.mesh_shape, at, owners, strict=True
         ):
             if dim >= 0:
-                pieces = (_chunk(runs[dim], stretches, i) for i in range(stretches))
-                runs[dim] = [run for piece in pieces for run in _chunk(piece, size, mine)]
+                own_runs: _Runs = []
+                for number in range(stretches):
+                    stretch = _chunk(runs[dim], stretches, number)
+                    own_runs += _chunk(stretch, size, mine)
+                runs[dim] = own_runs
             elif mine != theirs:
                 return []
         return list(product(*map(_stretches, runs)))
 
     def _coordinate(self, rank: int) -> tuple[int, ...]:
         place = self.mesh_ranks.index(rank)
-        found = []
+        from_the_last = []
         for size in reversed(self.mesh_shape):
-            found.append(place % size)
+            from_the_last.append(place % size)
             place //= size
-        return tuple(reversed(found))
+        return tuple(reversed(from_the_last))
 
 
 def part_of(view: Tensor, block: Block) -> Tensor:
@@ -165,25 +173,25 @@ def _chunk(runs: _Runs, chunks: int, number: int) -> _Runs:
     size = -(-total // chunks)
     first = min(total, number * size)
     last = min(total, (number + 1) * size)
-    found = []
+    piece = []
     passed = 0
     for start, length in runs:
         low = max(first - passed, 0)
         high = min(last - passed, length)
         if low < high:
-            found.append((start + low, high - low))
+            piece.append((start + low, high - low))
         passed += length
-    return found
+    return piece
 
 
 def _stretches(runs: _Runs) -> list[Stretch]:
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     at = 0
     for start, length in runs:
-        if found and found[-1][1] + found[-1][2] == start:
-            before = found.pop()
-            found.append((before[0], before[1], before[2] + length))
+        if stretches and stretches[-1][1] + stretches[-1][2] == start:
+            before = stretches.pop()
+            stretches.append((before[0], before[1], before[2] + length))
         else:
-            found.append((at, start, length))
+            stretches.append((at, start, length))
         at += length
-    return found
+    return stretches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,27 +26,46 @@ class Target:
         arriving = {leaf.name for leaf in leaves}
         for leaf in leaves:
             _check_fits(leaf, have.get(leaf.name), arriving, where)
+
+        # What arrives is known by its number from here on.
         readers = {leaf.name: leaf.read for leaf in self.leaves.leaves}
-        kinds = [have[leaf.name].kind for leaf in leaves]
-        self._names = [leaf.name for leaf in leaves]
-        self._readers = [readers[name] for name in self._names]
+        self._names: list[str] = []
+        self._ties: list[str] = []
+        self._readers: list[Callable[[], Tensor]] = []
+        self._parameters: list[int] = []
+        self._buffers: list[int] = []
+        for i, leaf in enumerate(leaves):
+            self._names.append(leaf.name)
+            self._ties.append(leaf.tie)
+            self._readers.append(readers[leaf.name])
+            kind = have[leaf.name].kind
+            if kind == "parameter":
+                self._parameters.append(i)
+            elif kind == "buffer":
+                self._buffers.append(i)
         self._live = [read() for read in self._readers]
-        self._parameters = [i for i, kind in enumerate(kinds) if kind == "parameter"]
-        self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
-        self._extra = _arriving(self.leaves, arriving)
         self._devices = [tensor.device for tensor in self._live]
+        self._extra = _arriving(self.leaves, arriving)
+
         # A buffer's memory is written to, so that a parameter with the same memory cannot be read-only.
         written = {memory_key(self._live[i]) for i in self._buffers}
-        cpu = [i for i in self._parameters if self._live[i].is_cpu]
-        self._pointed = [i for i in cpu if memory_key(self._live[i]) not in written]
+        self._pointed: list[int] = []
+        self._swapped: list[int] = []
+        self._rest: list[int] = []
+        for i in self._parameters:
+            tensor = self._live[i]
+            if tensor.is_cpu and memory_key(tensor) not in written:
+                self._pointed.append(i)
+            elif is_queued(tensor.device):
+                self._swapped.append(i)
+            else:
+                self._rest.append(i)
+        self._rest += self._buffers
+
         self._pointed_live = [self._live[i] for i in self._pointed]
         self._counted = [tensor for tensor in self._pointed_live if not tensor.is_inference()]
-        self._swapped = [i for i in self._parameters if is_queued(self._devices[i])]
-        elsewhere = set(self._pointed) | set(self._swapped)
-        self._rest = [i for i in self._parameters + self._buffers if i not in elsewhere]
         self._lanes = Lanes()
         self._spare: Spare | None = None  # made when it is needed: it is as large as the parameters
-        self._ties = [leaf.tie for leaf in leaves]
 
     def current(self) -> bool:
         """Whether the module still holds the parameters and buffers that it had, on the same devices."""
@@ -86,9 +105,15 @@ class Target:
 
     def _swap_in(self, views: Sequence[Tensor]) -> None:
         if self._spare is None:
-            at = {self._names[i]: n for n, i in enumerate(self._swapped)}
-            owners = [at.get(self._ties[i], n) for n, i in enumerate(self._swapped)]
-            self._spare = Spare([self._live[i] for i in self._swapped], owners)
+            live: list[Tensor] = []
+            owners: list[int] = []
+            number_of: dict[str, int] = {}
+            for number, i in enumerate(self._swapped):
+                live.append(self._live[i])
+                # a tie is to an earlier leaf
+                owners.append(number_of.get(self._ties[i], number))
+                number_of[self._names[i]] = number
+            self._spare = Spare(live, owners)
         self._spare.swap_in([views[i] for i in self._swapped])
 
     @torch.no_grad()
@@ -126,9 +151,9 @@ class Spare:
 
     def swap_in(self, views: Sequence[Tensor]) -> None:
         """Copy ``views``, which are not read afterwards, into the spare set, and let that set act."""
-        arrived = self._lanes.copy(
-            [self._set[i] for i in self._own], [views[i] for i in self._own], self._unread
-        )
+        own_views = [views[i] for i in self._own]
+        # The set has its tensors in the order of ``_own``.
+        arrived = self._lanes.copy(list(self._set.values()), own_views, self._unread)
         arrived.wait()
         acted = {i: self._live[i].data for i in self._own}
         for tensor, owner in zip(self._live, self._owners, strict=True):
@@ -141,10 +166,14 @@ class Spare:
 @torch.no_grad()
 def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
     """Copy each tensor of ``arrived`` into the leaf of the same name, cast to the leaf's dtype."""
-    plain = [leaf for leaf in leaves.leaves if leaf.kind != "extra_state" and leaf.name in arrived]
-    if plain:
-        mine = [_written(leaf.read()) for leaf in plain]
-        torch._foreach_copy_(mine, [arrived[leaf.name] for leaf in plain])
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    for leaf in leaves.leaves:
+        if leaf.kind != "extra_state" and leaf.name in arrived:
+            mine.append(_written(leaf.read()))
+            theirs.append(arrived[leaf.name])
+    if mine:
+        torch._foreach_copy_(mine, theirs)
     _set_extra_state(_arriving(leaves, arrived), arrived)
 
 
@@ -157,10 +186,14 @@ def _written(tensor: Tensor) -> Tensor:
 
 def _arriving(leaves: Leaves, arrived: Iterable[str]) -> dict[str, nn.Module]:
     """The modules of whose extra state something arrives, by its prefix."""
-    names = [f"{name}." for name in arrived] if leaves.extra else []
-    return {
-        p: module for p, module in leaves.extra.items() if any(n.startswith(f"{p}.") for n in names)
-    }
+    if not leaves.extra:
+        return {}
+    dotted = [f"{name}." for name in arrived]
+    modules = {}
+    for prefix, module in leaves.extra.items():
+        if any(name.startswith(f"{prefix}.") for name in dotted):
+            modules[prefix] = module
+    return modules
 
 
 def _set_extra_state(extra: Mapping[str, nn.Module], arrived: Mapping[str, Tensor]) -> None:
@@ -188,9 +221,12 @@ def is_compiled(module: object) -> bool:
     """Whether a part of ``module`` runs compiled code, which does not see a re-pointed ``.data``."""
     if not isinstance(module, nn.Module):
         return False
-    return any(
-        is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules()
-    )
+    for part in module.modules():
+        if is_compiled_wrapper(part):
+            return True
+        if part._compiled_call_impl is not None:  # by module.compile()
+            return True
+    return False
 
 
 def forget_memory(module: nn.Module) -> None:
@@ -200,17 +236,18 @@ def forget_memory(module: nn.Module) -> None:
 
 def materialise(module: nn.Module) -> None:
     """Give meta parameters and buffers CPU memory with undefined values. Ties between them are kept."""
-    made: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
     for owner in list(module.modules()):
         for store in (owner._parameters, owner._buffers):
             for key, tensor in list(store.items()):
-                if tensor is not None and any(part.is_meta for part in memory_of(tensor)):
-                    if id(tensor) not in made:
-                        empty = remade(tensor, _with_memory)
-                        if isinstance(tensor, nn.Parameter):
-                            empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                        made[id(tensor)] = empty
-                    setattr(owner, key, made[id(tensor)])
+                if tensor is None or not any(part.is_meta for part in memory_of(tensor)):
+                    continue
+                if id(tensor) not in replacements:
+                    empty = remade(tensor, _with_memory)
+                    if isinstance(tensor, nn.Parameter):
+                        empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                    replacements[id(tensor)] = empty
+                setattr(owner, key, replacements[id(tensor)])
 
 
 def _with_memory(part: Tensor) -> Tensor:

@@ -47,7 +47,14 @@ def check_policy(policy: object, collector: str) -> None:
     if isinstance(policy, nn.Module):
         way_out = "pass policy_factory=..., a function that makes the policy in each worker"
         method = collectors.start_method()
-        check_sendable(policy, POLICY, {POLICY: policy}, f"policy of {collector}", method, way_out)
+        check_sendable(
+            policy,
+            POLICY,
+            {POLICY: policy},
+            where=f"policy of {collector}",
+            start_method=method,
+            way_out=way_out,
+        )
 
 
 def make_logged(make: Callable[..., Any], log: StartLog, **kwargs: Any) -> Any:

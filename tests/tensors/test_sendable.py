@@ -47,7 +47,8 @@ def holding(value: object) -> nn.Module:
 
 def check(layer: nn.Module, start_method: str = "spawn") -> None:
     policy = nn.Sequential(nn.Sequential(nn.Linear(4, 4), layer))
-    check_sendable(policy, "policy", {"policy": policy}, "here", start_method, WAY_OUT)
+    modules = {"policy": policy}
+    check_sendable(policy, "policy", modules, where="here", start_method=start_method, way_out=WAY_OUT)
 
 
 ODD: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
@@ -111,7 +112,14 @@ def test_what_a_process_that_starts_can_receive_passes(make: Callable[[int], nn.
 
 def test_what_is_around_the_layers_is_named_as_a_whole() -> None:
     with pytest.raises(ConfigError, match=r"^the player cannot be sent to worker processes: Can't pickle"):
-        check_sendable([lambda: None], "the player", {}, "here", "forkserver", WAY_OUT)
+        check_sendable(
+            [lambda: None],
+            "the player",
+            {},
+            where="here",
+            start_method="forkserver",
+            way_out=WAY_OUT,
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
@@ -132,9 +140,11 @@ from rlsync.tensors.sendable import check_sendable
 class Net(nn.Linear):
     pass
 policy = nn.Sequential(Net(2, 2))
-check_sendable(policy, "policy", {"policy": policy}, "here", "fork", "")
+modules = {"policy": policy}
+check_sendable(policy, "policy", modules, where="here", start_method="fork", way_out="")
+way_out = "pass policy_factory=..."
 try:
-    check_sendable(policy, "policy", {"policy": policy}, "here", "forkserver", "pass policy_factory=...")
+    check_sendable(policy, "policy", modules, where="here", start_method="forkserver", way_out=way_out)
 except ConfigError as error:
     print(error)
 """

@@ -139,7 +139,14 @@ class UnrollCollector(RolloutCollector):
         if not self.in_process:
             check_player(player, start_method, "UnrollCollector")
             way_out = "give start_method='fork'"
-            check_sendable(env, "the environment", {}, "UnrollCollector", start_method, way_out)
+            check_sendable(
+                env,
+                "the environment",
+                {},
+                where="UnrollCollector",
+                start_method=start_method,
+                way_out=way_out,
+            )
         settings = CollectSettings(
             player=player,
             env=env,

@@ -206,8 +206,14 @@ def without_memory(player: Player) -> Player:
 
 def check_player(player: Player, start_method: str, where: str) -> None:
     """Refuse (ConfigError) a player that cannot be sent to worker processes."""
-    way_out = "give start_method='fork'"
-    check_sendable(player, "the player", player.modules, where, start_method, way_out)
+    check_sendable(
+        player,
+        "the player",
+        player.modules,
+        where=where,
+        start_method=start_method,
+        way_out="give start_method='fork'",
+    )
 
 
 def materialised(player: Player, device: torch.device = CPU) -> Player:
