@@ -255,24 +255,23 @@ class Handle(Protocol):
 
 def transport_named(name: str) -> Transport:
     """Make a transport; ConfigError if there is none of this name, or what its entry point makes is none."""
-    found = transports()
-    check_choice("transport", name, found, f"transport={name!r}")
-    where = f"transport {name!r}, at {found[name].value}"
-    make = imported(found[name], "transport")
+    entry_points = transports()
+    check_choice("transport", name, entry_points, f"transport={name!r}")
+    where = f"transport {name!r}, at {entry_points[name].value}"
+    make = imported(entry_points[name], "transport")
     try:
-        made: Transport = make()
+        transport: Transport = make()
     except RlsyncError:
         raise
     except Exception as error:  # a package's code may raise anything
-        told = f"making a transport raised {type(error).__name__}: {first_line(error)}"
+        problem = f"making a transport raised {type(error).__name__}: {first_line(error)}"
         cure = "name a class, or a function, that is called without arguments"
-        raise ConfigError(told, where, cure) from error
-    lacking = [
-        member for member in vars(Transport) if member[0] != "_" and not hasattr(made, member)
-    ]
+        raise ConfigError(problem, where, cure) from error
+    public = [member for member in vars(Transport) if not member.startswith("_")]
+    lacking = [member for member in public if not hasattr(transport, member)]
     if lacking:
         cure = (
             "inherit rlsync.transport.contract.Transport, and see docs/how_to/write_a_transport.md"
         )
         raise ConfigError(f"a transport lacks {', '.join(lacking)}", where, cure)
-    return made
+    return transport

@@ -33,15 +33,15 @@ class Staged:
     def of(cls, layout: Layout, tensors: Sequence[Tensor | None], stamp: Stamp) -> Staged:
         """What a publish brings, without the entries that it leaves as they are (``None``)."""
         layout.check_count(tensors)
-        given = [tensor for tensor in tensors if tensor is not None]
-        if len(given) < len(tensors):
+        brought = [tensor for tensor in tensors if tensor is not None]
+        if len(brought) < len(tensors):
             chosen: dict[str, list[LeafSpec]] = {}
             for entry in layout.entries:
                 if tensors[entry.owner] is not None:
                     chosen.setdefault(entry.destination, []).append(entry.leaf)
             layout = Layout.build(chosen)
-        layout.check(given)
-        return cls(stamp, layout, given)
+        layout.check(brought)
+        return cls(stamp, layout, brought)
 
     def copied(self) -> Staged:
         """The same with tensors of its own."""
@@ -56,6 +56,7 @@ class Staged:
         left = keyed(older.layout, older.tensors)
         if left.keys() <= mine.keys():
             return self
+        # No leaf is tied here: the one that it is tied to may come from the other version.
         entries = [e for e in older.layout.entries if (e.destination, e.leaf.name) not in mine]
         chosen: dict[str, list[LeafSpec]] = {}
         for entry in (*entries, *self.layout.entries):

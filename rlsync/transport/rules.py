@@ -78,12 +78,12 @@ def whole(transport: Transport, tensors: Sequence[Tensor | None], stamp: Stamp) 
         PublishError: the stamp is not greater than the newest one, or a leaf has no value to keep.
     """
     layout = laid_out(transport)
-    given = [tensor for tensor in tensors if tensor is not None]
-    if len(given) < len(tensors):
-        given = completed(tensors, layout, held(transport))
-    layout.check(given)
+    values = [tensor for tensor in tensors if tensor is not None]
+    if len(values) < len(tensors):
+        values = completed(tensors, layout, held(transport))
+    layout.check(values)
     check_newer(stamp, transport.newest_stamp)
-    return given
+    return values
 
 
 def held(transport: Transport) -> dict[Key, Tensor]:
@@ -150,10 +150,15 @@ def _missing(
     attached: list[ReaderStatus], version: int, expected: list[int] | None, newest: int
 ) -> list[ReaderStatus]:
     known = {reader.reader: reader for reader in attached}
+    if expected is None:
+        expected = sorted(known) or [0]
     absent = ReaderStatus(0, 0, True, "never attached", 0, newest, 0.0)
-    wanted = (sorted(known) or [0]) if expected is None else expected
-    asked = [known.get(number) or replace(absent, reader=number) for number in wanted]
-    return [reader for reader in asked if reader.adopted_version < version]
+    missing = []
+    for number in expected:
+        reader = known.get(number) or replace(absent, reader=number)
+        if reader.adopted_version < version:
+            missing.append(reader)
+    return missing
 
 
 def worker_lost(dead: Iterable[ReaderStatus], where: str) -> WorkerLost:

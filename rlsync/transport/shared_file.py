@@ -60,9 +60,10 @@ class FileAddress:
     @property
     def kind(self) -> type[SharedFile] | None:
         """The kind of file that lies at such a path; None if none does."""
-        return next(
-            (each for each in (SharedFile, FolderFile) if each.may_lie_at(Path(self.path))), None
-        )
+        for each in (SharedFile, FolderFile):
+            if each.may_lie_at(Path(self.path)):
+                return each
+        return None
 
 
 class SharedFile:
@@ -180,12 +181,18 @@ class SharedFile:
 
         A write to a read-only mapping ends the process at once (SIGSEGV).
         """
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
+        protection = mmap.PROT_READ
+        access = os.O_RDONLY
+        if writable:
+            protection |= mmap.PROT_WRITE
+            access = os.O_RDWR
+        flags = mmap.MAP_SHARED
+        if populate:
+            flags |= getattr(mmap, "MAP_POPULATE", 0)
         # By mmap(2) itself: before Python 3.13 its mmap keeps a duplicate of the descriptor for each mapping.
         # And through another open file: a mapping keeps its open file alive after close() and in forked
         # children, and with it all locks.
-        fd = self._open_again(os.O_RDWR if writable else os.O_RDONLY)
+        fd = self._open_again(access)
         try:
             address = _libc().mmap(None, size_bytes, protection, flags, fd, offset)
         finally:
@@ -209,12 +216,12 @@ class SharedFile:
 
     def try_lock(self, at: int, *, exclusive: bool) -> bool:
         """Lock one byte without waiting; returns whether this open file holds the lock now."""
+        if exclusive:
+            lock = _flock(fcntl.F_WRLCK, at)
+        else:
+            lock = _flock(fcntl.F_RDLCK, at)
         try:
-            fcntl.fcntl(
-                self.fd,
-                fcntl.F_OFD_SETLK,
-                _flock(fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK, at),
-            )
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, lock)
         except OSError as refusal:
             if refusal.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -226,11 +233,14 @@ class SharedFile:
 
     def is_locked(self, at: int, *, exclusively: bool = True) -> bool:
         """Whether another open file holds one byte exclusively, or in any way if not ``exclusively``."""
-        asked = fcntl.F_RDLCK if exclusively else fcntl.F_WRLCK
-        found: int = struct.unpack(
-            _FLOCK, fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(asked, at))
-        )[0]
-        return found != fcntl.F_UNLCK
+        if exclusively:
+            wanted = _flock(fcntl.F_RDLCK, at)
+        else:
+            wanted = _flock(fcntl.F_WRLCK, at)
+        # what keeps this file from the wanted lock, or F_UNLCK
+        blocker = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, wanted)
+        lock_type: int = struct.unpack(_FLOCK, blocker)[0]
+        return lock_type != fcntl.F_UNLCK
 
     def claim(self, at: int) -> bool:
         """Lock one byte exclusively; returns False if another open file holds it exclusively."""
@@ -417,11 +427,10 @@ def _remove_own(folder: Path, owner: int) -> None:
 def _remove_orphans(base: Path) -> None:
     """Remove the folders of owners that were killed."""
     for folder in base.iterdir():
+        if folder.name.startswith(_NEW):
+            continue  # its owner has not locked it yet
         with suppress(FileNotFoundError):  # another process removes it, too
-            if folder.name.startswith(_NEW):
-                alive = None
-            else:
-                alive = _lock_file(folder / _OWNER, exclusive=True)
+            alive = _lock_file(folder / _OWNER, exclusive=True)
             if alive is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(alive)
@@ -430,8 +439,9 @@ def _remove_orphans(base: Path) -> None:
 def _lock_file(path: Path, *, exclusive: bool) -> int | None:
     """A new descriptor that holds a lock on a file, which is made if there is none; None if it is held."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
-        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return None

@@ -221,10 +221,8 @@ class BoardReader(Subscriber):
             if self._file.claim(fmt.READER_LOCK + reader):
                 return reader
         self._file.close()
-        raise PublishError(
-            "no free line for this worker on the board"
-            if wanted is None
-            else f"a living process already reads the board as worker {wanted}",
-            f"pid {os.getpid()}",
-            "give each worker its own number",
-        )
+        if wanted is None:
+            problem = "no free line for this worker on the board"
+        else:
+            problem = f"a living process already reads the board as worker {wanted}"
+        raise PublishError(problem, f"pid {os.getpid()}", "give each worker its own number")

@@ -239,7 +239,9 @@ class BoardWriter(BoardWatch, Transport):
         if self._fill is not None and not later:
             return partial(self._fill, self._slots.place(slot), stamp, views, tensors)
         copy = self._staging.copy(views, tensors)
-        return (copy.begin(later) if later else copy).finish
+        if later:
+            copy = copy.begin(later)
+        return copy.finish
 
     def _finish(
         self, slot: int, stamp: Stamp, copy: Callable[[], None], untouched: Untouched | None = None

@@ -125,14 +125,21 @@ class RayTransport(Transport):
             self._refresh()
         newest = self.newest_stamp.version
         dead = self._actors.dead()
-        found = {
-            status.reader: status for report in self._reports.values() for status in report.readers
-        }
-        self._known |= found
+        by_reader: dict[int, ReaderStatus] = {}
+        for report in self._reports.values():
+            for status in report.readers:
+                by_reader[status.reader] = status
+        self._known |= by_reader
+
         # The mailbox forgets a node that is silent. Ray may take longer than that to say that it is dead.
-        found |= {reader: self._known[reader] for reader in dead & self._known.keys()}
-        lags = [replace(s, lag_versions=max(0, newest - s.adopted_version)) for s in found.values()]
-        return [replace(s, alive=False, state="dead") if s.reader in dead else s for s in lags]
+        for reader in dead & self._known.keys():
+            by_reader[reader] = replace(self._known[reader], alive=False, state="dead")
+
+        statuses = []
+        for status in by_reader.values():
+            lag = max(0, newest - status.adopted_version)
+            statuses.append(replace(status, lag_versions=lag))
+        return statuses
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
         await_adoption(
@@ -145,12 +152,14 @@ class RayTransport(Transport):
 
         def there() -> list[ReaderStatus]:
             known = {status.reader: status for status in self._status_now()}
-            return [
-                replace(known[status.reader], adopted_version=report.stamp.version)
-                for report in self._reports.values()
-                if report.stamp.generation == self.newest_stamp.generation
-                for status in report.readers
-            ]
+            statuses = []
+            for report in self._reports.values():
+                if report.stamp.generation == self.newest_stamp.generation:
+                    version = report.stamp.version
+                    for status in report.readers:
+                        reader = known[status.reader]
+                        statuses.append(replace(reader, adopted_version=version))
+            return statuses
 
         await_adoption(there, newest, timeout_s, readers, lambda: newest)
 
@@ -190,8 +199,11 @@ class RayTransport(Transport):
         return self.status()
 
     def _note(self, reader: int, kind: Note) -> bytes | None:
-        notes = (report.notes.get((reader, kind)) for report in self._reports.values())
-        return next((note for note in notes if note is not None), None)
+        for report in self._reports.values():
+            note = report.notes.get((reader, kind))
+            if note is not None:
+                return note
+        return None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -300,7 +312,9 @@ class SenderThread:
                 with self._wake:
                     if not (self._closed or self._asks_now or self._waiting is not None):
                         self._wake.wait(self.sender.repeat_s)
-                    buffer = None if self._closed else self._take()
+                    buffer = None
+                    if not self._closed:
+                        buffer = self._take()
                     asks = self._asks_now
                     self._asks_now = False
                 if buffer is not None:

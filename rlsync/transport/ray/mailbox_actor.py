@@ -86,9 +86,14 @@ class MailboxActor:
     async def reports(self) -> dict[str, tuple[float, bytes]]:
         """The last report of each node, and how many seconds old it is."""
         now_s = time.monotonic()
-        aged = {node: (now_s - at_s, report) for node, (at_s, report) in self._reports.items()}
-        self._reports = {n: r for n, r in self._reports.items() if aged[n][0] <= self._box.forget_s}
-        return {node: report for node, report in aged.items() if node in self._reports}
+        aged: dict[str, tuple[float, bytes]] = {}
+        for node, (came_at_s, report) in list(self._reports.items()):
+            age_s = now_s - came_at_s
+            if age_s <= self._box.forget_s:
+                aged[node] = (age_s, report)
+            else:
+                del self._reports[node]
+        return aged
 
     async def close(self) -> None:
         """Tell every node that the learner has closed the transport, and let go of the newest image."""

@@ -45,12 +45,18 @@ class BoardReport:
     @classmethod
     def of(cls, node: str, board: BoardWriter, numbers: Sequence[int]) -> BoardReport:
         """The report of now; ``numbers`` has the learner's number of each reader."""
-        local = [status for status in board.status() if status.reader < len(numbers)]
-        own = {status.reader: numbers[status.reader] for status in local}
-        readers = tuple(replace(status, reader=own[status.reader]) for status in local)
-        notes = {(own[s.reader], kind): board.note(s.reader, kind) for s in local for kind in Note}
-        left = {key: note for key, note in notes.items() if note is not None}
-        return cls(node, board.newest_stamp, readers, left)
+        readers: list[ReaderStatus] = []
+        notes: dict[tuple[int, Note], bytes] = {}
+        for status in board.status():
+            if status.reader >= len(numbers):
+                continue
+            number = numbers[status.reader]
+            readers.append(replace(status, reader=number))
+            for kind in Note:
+                note = board.note(status.reader, kind)
+                if note is not None:
+                    notes[number, kind] = note
+        return cls(node, board.newest_stamp, tuple(readers), notes)
 
     @property
     def news(self) -> object:
@@ -210,10 +216,10 @@ class NodeReceiver:
 
 def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:
     """A flat image from the object store, read-only, in this node's memory of it; or an error of Ray's."""
-    held: Any = ray.get(address, timeout=timeout_s)
+    array: Any = ray.get(address, timeout=timeout_s)
     # Torch warns of arrays that are read-only, as these are, so it gets the memory by its address.
-    memory = (ctypes.c_uint8 * held.nbytes).from_address(held.ctypes.data)
-    memory.held = held  # it is the store's while this array lives
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    memory.array = array  # the memory is the store's while this array lives
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
@@ -232,7 +238,9 @@ class RayHandle:
 
     def subscribe(self, apply: Apply, reader: int | None = None) -> RaySubscriber:
         """Attach, with a board of one's own; see :meth:`rlsync.transport.contract.Handle.subscribe`."""
-        subscriber = RaySubscriber(self.mailbox, apply, 0 if reader is None else reader)
+        if reader is None:
+            reader = 0
+        subscriber = RaySubscriber(self.mailbox, apply, reader)
         try:
             subscriber.receiver.await_stamp(self.newest, FIRST_VERSION_WITHIN_S, subscriber.where)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,10 @@ class Agent:
         """Take the image of a message, ``None`` if the store no longer has it; check it, and publish it."""
         if message is not self._pulling:
             return  # given up long ago
-        try:
-            image = None if flat is None else unpack(flat)
-        except PublishError:
-            image = None
+        image = None
+        if flat is not None:
+            with suppress(PublishError):  # it was damaged
+                image = unpack(flat)
         if flat is None or image is None or digest_in(flat) != message.digest:
             self._give_up(message, now_s)
             return
@@ -144,8 +145,8 @@ class Sender:
         self._replied = message.image_id
         self._pulled = reply.pulled
         self._lost = reply.lost
-        for image_id in [image_id for image_id in self._kept if image_id < message.image_id]:
-            if image_id not in reply.pulled:
+        for image_id in list(self._kept):
+            if image_id < message.image_id and image_id not in reply.pulled:
                 self.free(self._kept.pop(image_id))
 
     def repeat(self, now_s: float) -> None:
@@ -167,8 +168,11 @@ class Sender:
         while len(self._kept) >= KEPT_IMAGES:
             # Not the newest, which nodes are told of now. Of pulls, the oldest is let end.
             *older, _ = self._kept
+            surplus = older[-1]
             not_pulled = [image_id for image_id in older if image_id not in self._pulled]
-            self.free(self._kept.pop(not_pulled[0] if not_pulled else older[-1]))
+            if not_pulled:
+                surplus = not_pulled[0]
+            self.free(self._kept.pop(surplus))
         self._count += 1
         self.message = Message(stamp, digest_in(image), image.numel(), self.put(image), self._count)
         self._kept[self.message.image_id] = self.message.address

@@ -79,10 +79,10 @@ def digest_in(flat: Tensor) -> int:
 
 def digest_of(flat: Tensor) -> int:
     """The digest of everything behind the digest, as a signed 64-bit number."""
-    found = digest([flat[8:]])
-    if found >> 63:
-        return found - (1 << 64)
-    return found
+    number = digest([flat[8:]])
+    if number >> 63:
+        return number - (1 << 64)
+    return number
 
 
 def _leaves_at(layout_bytes: int) -> int:

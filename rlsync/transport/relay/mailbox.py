@@ -98,12 +98,14 @@ class Mailbox:
     @property
     def lost(self) -> ImageId | None:
         """The image of the message here, if a node could not get it."""
-        here = None if self.message is None else self.message.image_id
+        if self.message is None:
+            return None
+        here = self.message.image_id
         if any(request.lost == here for request in self.requests):
             return here
         return None
 
     def _forget(self, now_s: float) -> None:
-        self._last = {
-            node: last for node, last in self._last.items() if now_s - last[1] <= self.forget_s
-        }
+        for node, (_, asked_at_s, _) in list(self._last.items()):
+            if now_s - asked_at_s > self.forget_s:
+                del self._last[node]
