@@ -80,7 +80,8 @@ class Layout:
     def build(cls, destinations: Mapping[str, Sequence[LeafSpec]]) -> Layout:
         """Lay out the leaves of each destination in the order given."""
         entries: list[Entry] = []
-        at = owners = 0
+        owned: list[Entry] = []
+        at = 0
         for destination, leaves in destinations.items():
             placed: dict[str, Entry] = {}
             for leaf in leaves:
@@ -88,11 +89,12 @@ class Layout:
                     first = placed[leaf.tie]
                     entries.append(Entry(destination, leaf, first.offset, first.owner))
                     continue
-                placed[leaf.name] = Entry(destination, leaf, at, owners)
-                entries.append(placed[leaf.name])
-                owners += 1
+                entry = Entry(destination, leaf, at, owner=len(owned))
+                placed[leaf.name] = entry
+                entries.append(entry)
+                owned.append(entry)
                 at += -(-leaf.payload_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        return cls(tuple(entries), at, tuple(e for e in entries if not e.leaf.tie))
+        return cls(tuple(entries), at, tuple(owned))
 
     @property
     def destinations(self) -> dict[str, list[LeafSpec]]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from tensordict.nn import TensorDictParams
     from typing_extensions import TypeIs
+
+
+Content = TypeVar("Content")
 
 
 def unwrap(module: nn.Module, where: str) -> nn.Module:
@@ -288,7 +291,10 @@ class Leaves:
     def put_together(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors by the names of leaves become tensors by path, with whole ones in place of their parts."""
         paths = {leaf.name: leaf.path for leaf in self.leaves if not leaf.whole}
-        together = {paths[name]: tensor for name, tensor in tensors.items() if name in paths}
+        together: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            if name in paths:
+                together[paths[name]] = tensor
         for name, leaf in self._wholes.items():
             whole = leaf.read()
             parts = {part: tensors[f"{name}.{part}"] for part in part_names(whole)}
@@ -343,7 +349,7 @@ def _kind(tensor: Tensor) -> Kind:
     return "buffer"
 
 
-def _as_dict(store: Mapping[str, Any]) -> dict[str, Any]:
+def _as_dict(store: Mapping[str, Content]) -> dict[str, Content]:
     """What a module holds, by name. A traced module has no dict of it, and its tree is fixed."""
     if isinstance(store, dict):
         return store

@@ -126,7 +126,7 @@ def _pickle(value: object) -> None:
         _Trial(io.BytesIO()).dump(value)
 
 
-def _failure(tries: Callable[[Any], object], value: object) -> Exception | None:
+def _failure(tries: Callable[[object], object], value: object) -> Exception | None:
     try:
         tries(value)
     except Exception as error:  # noqa: BLE001 - it is described
@@ -135,7 +135,7 @@ def _failure(tries: Callable[[Any], object], value: object) -> Exception | None:
 
 
 def _at_fault(
-    tries: Callable[[Any], object], modules: Mapping[str, nn.Module], way_out: str
+    tries: Callable[[object], object], modules: Mapping[str, nn.Module], way_out: str
 ) -> tuple[str, str, str] | None:
     """The innermost layer at fault, why, and the cure."""
     for name, part in _innermost_first(modules):
@@ -146,12 +146,12 @@ def _at_fault(
     return None
 
 
-def _is_at_fault(tries: Callable[[Any], object], key: str, value: object) -> bool:
+def _is_at_fault(tries: Callable[[object], object], key: str, value: object) -> bool:
     return key not in ("_modules", "_parameters", "_buffers") and _failure(tries, value) is not None
 
 
 def _described(
-    part: nn.Module, tries: Callable[[Any], object], error: Exception, way_out: str
+    part: nn.Module, tries: Callable[[object], object], error: Exception, way_out: str
 ) -> tuple[str, str]:
     """Why a layer fails, and the cure."""
     kind = type(part)
