@@ -250,16 +250,23 @@ class Staging:
         """Begin to bring ``tensors`` into a slot. The copy before this one must be finished."""
         if all_on_cpu(tensors):
             return SlotCopy(into, tensors, range(len(into)))
-        here = [i for i, tensor in enumerate(tensors) if not is_queued(tensor.device)]
+        here: list[int] = []
+        queued: list[int] = []
+        for i, tensor in enumerate(tensors):
+            if is_queued(tensor.device):
+                queued.append(i)
+            else:
+                here.append(i)
         devices = queued_devices(tensors)
         memory = shared_memory(into)
         for device in devices:
             pin(memory, device)
+
+        # If one accelerator has all leaves, one copy takes them over the bus.
         if not here and len(devices) == 1 and memory is not None:
             packed, views = self._packing.of(memory, into, *devices)
             soon = self._lanes.copy(views, [tensor.detach() for tensor in tensors])
             return SlotCopy(into, tensors, here, soon, self._lanes.copy([memory], [packed], soon))
-        queued = [i for i, tensor in enumerate(tensors) if is_queued(tensor.device)]
         done = self._lanes.copy([into[i] for i in queued], [tensors[i].detach() for i in queued])
         return SlotCopy(into, tensors, here, done, done)
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
 
@@ -34,7 +34,7 @@ _SILENT_S = 15.0  #: a worker whose node has not reported for so long is not kno
 class Actors:
     """Asks each actor, by number, for a sign of life. Ray answers for a dead one, a busy one later."""
 
-    def __init__(self, actors: Mapping[int, Any]) -> None:
+    def __init__(self, actors: Mapping[int, ActorHandle]) -> None:
         self._actors = dict(actors)
         self._asked: dict[int, ray.ObjectRef] = {}
         self._dead: set[int] = set()
@@ -68,7 +68,7 @@ class RayTransport(Transport):
             problem = "Ray is not initialised in this process"
             raise ConfigError(problem, "RayTransport()", "call ray.init() before")
         #: The mailbox's handle, for :class:`rlsync.transport.ray.receiver.NodeReceiver`.
-        self.mailbox: Any = start_mailbox()
+        self.mailbox: ActorHandle = start_mailbox()
         self._pid = os.getpid()
         self._reports: dict[str, BoardReport] = {}  #: by node
         self._reports_at_s = 0.0
@@ -176,7 +176,7 @@ class RayTransport(Transport):
             note = self._note(reader, kind)
         return note
 
-    def watch(self, actors: Mapping[int, Any]) -> None:
+    def watch(self, actors: Mapping[int, ActorHandle]) -> None:
         """Ask Ray, too, which workers are dead: ``actors`` has the actor of each reader, by its number."""
         self._actors = Actors(actors)
 
@@ -252,7 +252,7 @@ _LET_PULLS_END_S = 0.1
 class SenderThread:
     """Sends the newest version, in a daemon thread, and skips what comes faster than it can."""
 
-    def __init__(self, mailbox: Any, repeat_s: float) -> None:
+    def __init__(self, mailbox: ActorHandle, repeat_s: float) -> None:
         # An image stays in the object store while somebody has its address.
         self.sender = Sender(
             lambda flat: ray.put(flat.numpy()), lambda address: None, self._post, repeat_s

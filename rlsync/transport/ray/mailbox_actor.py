@@ -6,9 +6,9 @@ import asyncio
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlsync.transport.relay.mailbox import Mailbox, Message, Reply, Request
@@ -107,7 +107,7 @@ class MailboxActor:
         news.set()
 
 
-def start_mailbox() -> Any:
+def start_mailbox() -> ActorHandle:
     """Start a mailbox beside the caller; it ends with its last handle, or with the caller."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     options = {

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from torch import Tensor
 
@@ -74,7 +75,7 @@ class NodeReceiver:
     of each reader.
     """
 
-    mailbox: Any
+    mailbox: ActorHandle
     node: str
     board: BoardWriter
     _: KW_ONLY
@@ -231,7 +232,7 @@ FIRST_VERSION_WITHIN_S = 120.0
 class RayHandle:
     """How a worker, in any process of the cluster, finds a :mod:`rlsync.transport.ray.learner`."""
 
-    mailbox: Any
+    mailbox: ActorHandle
     #: The newest version when this handle was made. A worker that attaches has it, or a newer one, before it
     #: acts.
     newest: Stamp = NOTHING
@@ -252,7 +253,7 @@ class RayHandle:
 class RaySubscriber(BoardReader):
     """A worker's end, with a board and a receiver for this process alone."""
 
-    def __init__(self, mailbox: Any, apply: Apply, reader: int) -> None:
+    def __init__(self, mailbox: ActorHandle, apply: Apply, reader: int) -> None:
         self._board = BoardWriter()
         super().__init__(self._board.handle, apply, 0)
         self.where = f"worker {reader}, process {os.getpid()}"
