@@ -120,8 +120,10 @@ def random_tensors(layout: Layout, seed: int) -> list[torch.Tensor]:
         top = 2 if leaf.dtype is torch.bool else 256
         size = (leaf.payload_bytes,)
         raw = torch.randint(0, top, size, dtype=torch.uint8, generator=generator, device="cpu")
-        empty = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
-        out.append(raw.view(leaf.dtype).view(leaf.shape) if raw.numel() else empty)
+        if raw.numel():
+            out.append(raw.view(leaf.dtype).view(leaf.shape))
+        else:
+            out.append(torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu"))
     return out
 
 
@@ -299,31 +301,31 @@ def test_what_acts_stays_as_it_is_until_the_next_adoption(connect: Open) -> None
 
 def test_two_threads_never_see_a_mixture(connect: Open) -> None:
     layout = plain_layout(tensors=8, size=5000)
-    found: list[tuple[int, tuple[float, float]]] = []
+    seen_with: list[tuple[int, tuple[float, float]]] = []
     stop = threading.Event()
 
     with connect(layout) as link:
         transport = link.subscriber
 
+        def look(version: int) -> None:
+            if version:
+                for _ in range(3):
+                    seen_with.append((version, link.values()))
+
         def act() -> None:
             while not stop.is_set():
                 if isinstance(transport, LocalReader):
                     with transport.acting() as version:
-                        if version:
-                            looks = [link.values() for _ in range(3)]
-                        else:
-                            looks = []
+                        look(version)
                 else:
-                    version = transport.adopt()
-                    looks = [link.values() for _ in range(3)] if version else []
-                found.extend((version, look) for look in looks)
+                    look(transport.adopt())
 
         worker = threading.Thread(target=act)
         worker.start()
         number = 0
         until = time.monotonic() + 20
         try:
-            while len({version for version, _ in found}) < 40 and time.monotonic() < until:
+            while len(dict(seen_with)) < 40 and time.monotonic() < until:
                 number += 1
                 assert link.publish(filled(layout, number)) == number
         finally:
@@ -332,9 +334,9 @@ def test_two_threads_never_see_a_mixture(connect: Open) -> None:
         assert not worker.is_alive()
         assert link.adopt() == number
         assert link.values() == (number, number)
-    assert len({version for version, _ in found}) >= 40, "the worker adopted next to nothing"
-    assert all(look == (version, version) for version, look in found)
-    versions = [version for version, _ in found]
+    assert len(dict(seen_with)) >= 40, "the worker adopted next to nothing"
+    assert all(values == (version, version) for version, values in seen_with)
+    versions = [version for version, _ in seen_with]
     assert versions == sorted(versions)
 
 
