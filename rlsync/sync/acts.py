@@ -78,26 +78,26 @@ class Acting:
         settings: dict[str, dict[str, dict[str, None]]] = {}
         by_copy = True
         for worker in workers:
-            for found, of_all in ((worker.idle, idle), (worker.outlives, outlives)):
-                for destination, names in found.items():
-                    of_all.setdefault(destination, {}).update(dict.fromkeys(names))
+            for destination, names in worker.idle.items():
+                idle.setdefault(destination, {}).update(dict.fromkeys(names))
+            for destination, names in worker.outlives.items():
+                outlives.setdefault(destination, {}).update(dict.fromkeys(names))
             unknown |= worker.unknown
             owned |= dict.fromkeys(worker.owned)
             by_copy = by_copy and (worker.by_copy or not (worker.idle or worker.outlives))
             for destination, texts in worker.settings.items():
                 for path, text in texts.items():
                     settings.setdefault(destination, {}).setdefault(path, {})[text] = None
-        each = {
-            d: {path: " or ".join(texts) for path, texts in of.items()}
-            for d, of in settings.items()
-        }
+        joined: dict[str, dict[str, str]] = {}
+        for destination, by_path in settings.items():
+            joined[destination] = {path: " or ".join(texts) for path, texts in by_path.items()}
         return cls(
-            idle={d: tuple(names) for d, names in idle.items()},
-            outlives={d: tuple(names) for d, names in outlives.items()},
+            idle={destination: tuple(names) for destination, names in idle.items()},
+            outlives={destination: tuple(names) for destination, names in outlives.items()},
             unknown=unknown,
             owned=tuple(owned),
             by_copy=bool(idle or outlives) and by_copy,
-            settings=each,
+            settings=joined,
         )
 
 
@@ -113,8 +113,10 @@ def _speaking(call: Call, policy: nn.Module) -> Call:
         def keep(_: object, __: object, output: object) -> None:
             outputs.extend(tensor for _, tensor in tensors_of(output, ""))
 
-        parts = (part for part in policy.modules() if not isinstance(part, torch.jit.ScriptModule))
-        hooks = [part.register_forward_hook(keep) for part in parts]
+        hooks = []
+        for part in policy.modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                hooks.append(part.register_forward_hook(keep))
         try:
             return [*call(plain), *outputs]
         finally:
@@ -132,29 +134,32 @@ def examined(
     within: nn.Module | None = None,
 ) -> Acting:
     """Which leaves act, of destinations that are parts of ``within``; those in ``alias`` adopt by alias."""
-    found: dict[str, _Findings] = {}
+    idle: dict[str, tuple[str, ...]] = {}
+    outlives: dict[str, tuple[str, ...]] = {}
+    unknown: dict[str, str] = {}
+    by_copy = True
     parts = None if within is None else set(within.modules())
     for destination, module in modules.items():
         if parts is not None and module not in parts:
-            found[destination] = _Findings(why="the policy does not contain it")
+            unknown[destination] = "the policy does not contain it"
             continue
         whole = module if within is None else within
         try:
             with undisturbed(whole), torch.no_grad():
-                found[destination] = _examined(
-                    module, destination, call, destination in alias, whole
-                )
+                findings = _examined(module, destination, call, destination in alias, whole)
         except Exception as error:  # noqa: BLE001 - the rollout will raise it, with more to say
-            found[destination] = _Findings(why=f"a call of it raises {type(error).__name__}")
-    wrong = [each for each in found.values() if each.idle or each.outlives]
-    return Acting(
-        idle={destination: each.idle for destination, each in found.items() if each.idle},
-        outlives={
-            destination: each.outlives for destination, each in found.items() if each.outlives
-        },
-        unknown={destination: each.why for destination, each in found.items() if each.why},
-        by_copy=bool(wrong) and all(each.by_copy for each in wrong),
-    )
+            unknown[destination] = f"a call of it raises {type(error).__name__}"
+            continue
+        if findings.why:
+            unknown[destination] = findings.why
+        if findings.idle:
+            idle[destination] = findings.idle
+        if findings.outlives:
+            outlives[destination] = findings.outlives
+        if findings.idle or findings.outlives:
+            by_copy = by_copy and findings.by_copy
+    by_copy = by_copy and bool(idle or outlives)
+    return Acting(idle=idle, unknown=unknown, by_copy=by_copy, outlives=outlives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +178,26 @@ def _examined(
     speaking = _speaking(call, whole)
     chooses = speaking is not call
     tries = _CHOICES if chooses else 1
-    found = _findings(module, destination, speaking, alias, whole, tries)
-    if chooses and 0 < len(found.idle) < sum(1 for _ in module.parameters()):
-        found = replace(
-            found, idle=(), why="the policy returns a choice alone, which few weights change"
-        )
-    if not alias or not (found.idle or found.outlives):
-        return found
-    copied = _findings(module, destination, speaking, False, whole, tries)
-    return replace(found, by_copy=not (copied.outlives or set(copied.idle) & set(found.idle)))
+    findings = _findings(module, destination, speaking, alias=alias, whole=whole, tries=tries)
+    if chooses and 0 < len(findings.idle) < len(list(module.parameters())):
+        why = "the policy returns a choice alone, which few weights change"
+        findings = replace(findings, idle=(), why=why)
+    if not alias or not (findings.idle or findings.outlives):
+        return findings
+    # Would copies, in the memory that the parameters had before, act?
+    copied = _findings(module, destination, speaking, alias=False, whole=whole, tries=tries)
+    still_idle = set(copied.idle) & set(findings.idle)
+    return replace(findings, by_copy=not (copied.outlives or still_idle))
 
 
 def _findings(
-    module: nn.Module, destination: str, call: Call, alias: bool, whole: nn.Module, tries: int
+    module: nn.Module,
+    destination: str,
+    call: Call,
+    *,
+    alias: bool,
+    whole: nn.Module,
+    tries: int,
 ) -> _Findings:
     specs = _float_parameters(module, destination)
     if not specs:
@@ -196,16 +208,20 @@ def _findings(
         return _Findings(idle, why=why)
     alias = alias and not is_compiled(module)
     episode = Episode(whole, Target(module, destination, specs), call, alias=alias)
-    older = ([8 * t for t in _image(specs, n * len(specs))] for n in range(1, 1 + tries))
-    outlives, why = episode.outliving(older, _image(specs, 0))
+    olders = []
+    for number in range(1, 1 + tries):
+        image = _image(specs, number * len(specs))
+        olders.append([8 * tensor for tensor in image])
+    outlives, why = episode.outliving(olders, _image(specs, 0))
     return _Findings(idle, outlives, why=why)
 
 
 def _float_parameters(module: nn.Module, where: str) -> list[LeafSpec]:
-    specs = Leaves(module, where).specs()
-    return [
-        s for s in specs if s.kind == "parameter" and s.dtype.is_floating_point and s.payload_bytes
-    ]
+    parameters = []
+    for spec in Leaves(module, where).specs():
+        if spec.kind == "parameter" and spec.dtype.is_floating_point and spec.payload_bytes:
+            parameters.append(spec)
+    return parameters
 
 
 def idle_leaves(
@@ -228,23 +244,24 @@ def idle_leaves(
             probe = _Probe(target, specs, _episodes(call, whole), alias=alias)
             left = [i for i, spec in enumerate(specs) if not spec.tie]
             for plain, positive in ((True, False), (False, False), (False, True)):
-                if left:
-                    probe.begin(plain=plain, positive=positive)
-                    if not probe.repeats():
-                        return (
-                            (),
-                            "two calls with the same weights and the same input give different outputs",
-                        )
-                    left = probe.still(probe.not_in_gradient(left))
+                if not left:
+                    break
+                probe.begin(plain=plain, positive=positive)
+                if not probe.repeats():
+                    why = (
+                        "two calls with the same weights and the same input give different outputs"
+                    )
+                    return (), why
+                left = probe.still(probe.not_in_gradient(left))
     return tuple(specs[i].name for i in left), ""
 
 
-def in_mid_episode(given: TensorDictBase) -> TensorDictBase:
+def in_mid_episode(inputs: TensorDictBase) -> TensorDictBase:
     """An input of a policy as from the middle of an episode: see :data:`Call`."""
-    for number, (key, value) in enumerate(list(given.items(True, True))):
+    for number, (key, value) in enumerate(list(inputs.items(True, True))):
         if isinstance(value, Tensor):
-            given.set(key, mid_episode(value, number, is_init=key == "is_init"))
-    return given
+            inputs.set(key, mid_episode(value, number, is_init=key == "is_init"))
+    return inputs
 
 
 def mid_episode(value: Tensor, number: int = 0, *, is_init: bool = False) -> Tensor:
@@ -256,16 +273,13 @@ def mid_episode(value: Tensor, number: int = 0, *, is_init: bool = False) -> Ten
     if is_init:
         return torch.zeros_like(value)
     if value.dtype.is_floating_point:
-        values = torch.linspace(
-            0.1 + number / 8, 1.0 + number / 4, max(1, value.numel()), device="cpu"
-        )
+        first = 0.1 + number / 8
+        last = 1.0 + number / 4
+        values = torch.linspace(first, last, max(1, value.numel()), device="cpu")
         return values.to(value)[: value.numel()].view(value.shape)
-    if value.dtype is torch.uint8:  # pixels
-        return (
-            (torch.arange(value.numel(), device=value.device) % 251 + 1)
-            .to(value.dtype)
-            .view(value.shape)
-        )
+    if value.dtype is torch.uint8:
+        pixels = torch.arange(value.numel(), device=value.device) % 251 + 1
+        return pixels.to(value.dtype).view(value.shape)
     return value
 
 
@@ -307,11 +321,13 @@ class _Probe:
         # Larger ones, and larger still: a policy may report the largest of its weights, round, or choose.
         for times in (1, 2, 3):
             seed = times * len(self._specs)
-            others = {
-                i: _values(self._specs[i], seed + i, positive=False, by=8**times) for i in leaves
-            }
-            image = zip(self._owners, self._image, strict=True)
-            self._adopt([others.get(owner, now) for owner, now in image])
+            others: dict[int, Tensor] = {}
+            for i in leaves:
+                others[i] = _values(self._specs[i], seed + i, positive=False, by=8**times)
+            image = []
+            for owner, now in zip(self._owners, self._image, strict=True):
+                image.append(others.get(owner, now))
+            self._adopt(image)
             moved = self._digest() != self._outputs
             self._adopt(self._image)
             if moved:
@@ -328,25 +344,25 @@ class _Probe:
             with torch.inference_mode(False), torch.enable_grad():
                 for tensor in live:
                     tensor.requires_grad_(True)
-                outputs = [
-                    o for o in self._call(self._plain) if o.requires_grad and o.is_floating_point()
-                ]
-                parts = [live[i] for i in leaves]
-                if not outputs:
+                sums = []
+                for output in self._call(self._plain):
+                    if output.requires_grad and output.is_floating_point():
+                        sums.append((output.double().square() + output.double()).sum())
+                if not sums:
                     return list(leaves)
-                total = torch.stack(
-                    [(o.double().square() + o.double()).sum() for o in outputs]
-                ).sum()
-                grads = torch.autograd.grad(total, parts, allow_unused=True)
+                parts = [live[i] for i in leaves]
+                grads = torch.autograd.grad(torch.stack(sums).sum(), parts, allow_unused=True)
         # a part that cannot be differentiated: the leaves are changed one by one
         except RuntimeError:
             return list(leaves)
         finally:
             for tensor, before in zip(live, needed, strict=True):
                 tensor.requires_grad_(before)
-        return [
-            i for i, grad in zip(leaves, grads, strict=True) if grad is None or not bool(grad.any())
-        ]
+        unmoved = []
+        for leaf, grad in zip(leaves, grads, strict=True):
+            if grad is None or not grad.any():
+                unmoved.append(leaf)
+        return unmoved
 
     def _digest(self) -> int:
         self._calls += 1
@@ -356,13 +372,13 @@ class _Probe:
 def _owners(specs: Sequence[LeafSpec]) -> list[int]:
     """For each leaf the number of the one whose memory it has."""
     number = {spec.name: i for i, spec in enumerate(specs)}
-    return [number[spec.tie] if spec.tie else i for i, spec in enumerate(specs)]
+    return [number[spec.tie or spec.name] for spec in specs]
 
 
 def _image(specs: Sequence[LeafSpec], seed: int, *, positive: bool = False) -> list[Tensor]:
     owners = _owners(specs)
-    own = {i: _values(specs[i], seed + i, positive=positive) for i in set(owners)}
-    return [own[i] for i in owners]
+    values = {i: _values(specs[i], seed + i, positive=positive) for i in set(owners)}
+    return [values[i] for i in owners]
 
 
 def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor:
@@ -373,8 +389,13 @@ def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor
     generator = torch.Generator().manual_seed(seed)
     size = torch.rand(spec.shape, generator=generator, device="cpu") / 2 + 0.5
     sign = torch.randint(0, 2, spec.shape, generator=generator, device="cpu") * 2 - 1
-    inputs = max(1, size.numel() // spec.shape[0]) if spec.shape else 1
-    scaled = size / inputs if positive else size * sign / inputs**0.5
+    inputs = 1
+    if spec.shape:
+        inputs = max(1, size.numel() // spec.shape[0])
+    if positive:
+        scaled = size / inputs
+    else:
+        scaled = size * sign / inputs**0.5
     return (by * scaled).to(spec.dtype)
 
 
@@ -386,11 +407,11 @@ def _episodes(call: Call, policy: nn.Module) -> Call:
     """
     numbers = random_states()
     begin = present_memory(policy)
-    told = keepers([policy])
+    parts = keepers([policy])
 
     def act(plain: bool) -> Sequence[Tensor]:
         begin()
-        outdate(told)  # weights have arrived in between
+        outdate(parts)  # weights have arrived in between
         set_random_states(numbers)
         outputs = call(True)
         if plain:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 from torch import Tensor, nn
@@ -88,16 +89,16 @@ class Adopter:
 
     def note_acting(self, acting: Acting) -> None:
         """Tell the learner which leaves act here; before :meth:`tell`, after which it is asked for."""
-        settings = {
-            name: settings_of(each.find(), name) for name, each in self._destinations.items()
-        }
+        settings = {}
+        for name, each in self._destinations.items():
+            settings[name] = settings_of(each.find(), name)
         self.reader.leave_note(replace(acting, settings=settings).to_json(), Note.ACTING)
 
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""
-        leaves = {
-            name: Leaves(each.find(), name).specs() for name, each in self._destinations.items()
-        }
+        leaves = {}
+        for name, each in self._destinations.items():
+            leaves[name] = Leaves(each.find(), name).specs()
         self.reader.leave_note(specs_to_json(leaves), Note.LEAVES)
 
     def adopt(self) -> int:
@@ -131,12 +132,19 @@ class Adopter:
             yield version
 
     def _arriving(self, destination: str) -> tuple[str, ...]:
-        return {b.destination: b.names for b in self._bindings}.get(destination, ())
+        names: tuple[str, ...] = ()
+        for binding in self._bindings:
+            if binding.destination == destination:
+                names = binding.names
+        return names
 
     def memory(self) -> set[int]:
         """The addresses of the memory that holds what acts: adoptions change it, or give it back."""
-        held = (tensor for binding in self._bindings for tensor in binding.target.live)
-        return {tensor.untyped_storage().data_ptr() for tensor in held}
+        addresses = set()
+        for binding in self._bindings:
+            for tensor in binding.target.live:
+                addresses.add(tensor.untyped_storage().data_ptr())
+        return addresses
 
     def end_with_the_learner(self) -> None:
         """End this process soon after the learner was killed, whatever it is doing then."""
@@ -147,13 +155,12 @@ class Adopter:
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of what acts now, as the live modules hold it, by destination."""
-        found = {}
+        digests = {}
         for binding in self._bindings:
-            leaves = Leaves(
-                self._destinations[binding.destination].find(), binding.destination
-            ).leaves
-            found[binding.destination] = digests_of(leaves, binding.names, parameters=parameters)
-        return found
+            acts = self._destinations[binding.destination].find()
+            leaves = Leaves(acts, binding.destination).leaves
+            digests[binding.destination] = digests_of(leaves, binding.names, parameters=parameters)
+        return digests
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
         bound_anew = layout is not self._layout
@@ -168,7 +175,8 @@ class Adopter:
                 binding.target.copy(mine)
         outdate(self._keepers)
         self.answers.fresh = True
-        self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
+        for binding in self._bindings:
+            self._had.update(product((binding.destination,), binding.names))
         self._bindings = [binding for binding in self._bindings if not binding.excluded]
         if trace.ON:
             trace.write(trace.worker(self._worker), "adopt", version)
@@ -180,18 +188,19 @@ class Adopter:
         """Build the targets of a layout, all of them, and only then act by it."""
         groups: dict[tuple[str, bool], list[int]] = {}
         for i, entry in enumerate(layout.entries):
-            kept = entry.leaf.excluded and (entry.destination, entry.leaf.name) in self._had
-            if entry.destination in self._destinations and not kept:
+            stays = entry.leaf.excluded and (entry.destination, entry.leaf.name) in self._had
+            if entry.destination in self._destinations and not stays:
                 groups.setdefault((entry.destination, entry.leaf.excluded), []).append(i)
-        bindings = [
-            self._binding(layout, destination, views, excluded=excluded)
-            for (destination, excluded), views in groups.items()
-        ]
+        bindings = []
+        for (destination, excluded), views in groups.items():
+            bindings.append(self._binding(layout, destination, views, excluded=excluded))
         self._own()
         self._layout = layout
         self._bindings = bindings
-        acts = (place.find() for place in self._destinations.values())
-        self._keepers = keepers([self._within(), *acts])
+        acts = [self._within()]
+        for place in self._destinations.values():
+            acts.append(place.find())
+        self._keepers = keepers(acts)
 
     def _binding(
         self, layout: Layout, destination: str, views: Sequence[int], *, excluded: bool
@@ -199,17 +208,15 @@ class Adopter:
         leaves = [layout.entries[i].leaf for i in views]
         module = self._destinations[destination].find()
         target = Target(module, f"{destination} of worker {self._worker}", leaves)
-        alias = (
-            self._destinations[destination].adopt == "alias"
-            and not excluded
-            and not is_compiled(module)
-        )
+        adopt = self._destinations[destination].adopt
+        alias = adopt == "alias" and not excluded and not is_compiled(module)
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
             # load_state_dict() writes into the parameters in place; aliased ones are read-only.
             ref = weakref.WeakMethod(self._let_go)
 
             def let_go(*_: object) -> None:
-                if (release := ref()) is not None:
+                release = ref()
+                if release is not None:
                     release()
 
             target.module.register_load_state_dict_pre_hook(let_go)

@@ -33,22 +33,26 @@ def judge(sample: Sample, routes: Sequence[BoundRoute], images: Sequence[Image])
     wrong: list[str] = []
     powerless: list[str] = []
     uncompared: list[str] = []
-    held = 0
+    same = 0
     for route in routes:
         name = route.route.destination
         calls, why = _comparable(sample, route, images[0])
         if why:
             uncompared.append(f"{name}: {why}")
             continue
-        verdicts = list(_verdicts(sample, calls, route, images))
-        wrong += [f"{name}: {verdict.wrong}" for verdict in verdicts if verdict.wrong]
-        uncompared += [f"{name}: {verdict.why}" for verdict in verdicts if verdict.why]
-        compared = [verdict for verdict in verdicts if not verdict.why]
+        compared = []
+        for verdict in _verdicts(sample, calls, route, images):
+            if verdict.why:
+                uncompared.append(f"{name}: {verdict.why}")
+                continue
+            compared.append(verdict)
+            if verdict.wrong:
+                wrong.append(f"{name}: {verdict.wrong}")
         if compared and not any(verdict.moves for verdict in compared):
             powerless.append(name)
         elif compared and not any(verdict.wrong for verdict in compared):
-            held += 1
-    return Judgement(tuple(wrong), held, tuple(powerless), tuple(uncompared))
+            same += 1
+    return Judgement(tuple(wrong), same, tuple(powerless), tuple(uncompared))
 
 
 def _comparable(sample: Sample, route: BoundRoute, image: Image) -> tuple[list[PartCall], str]:
@@ -62,12 +66,13 @@ def _comparable(sample: Sample, route: BoundRoute, image: Image) -> tuple[list[P
         return [], "its source is spread over ranks"
     if any(sent.key not in image for sent in route.sent):
         return [], "it shares memory with its source"
-    inside = [
-        call
-        for call in sample.calls
-        if call.destination == route.destination and _part(route, call) is not None
-    ]
-    return inside, "" if inside else "no part of it was called exactly once with tensors"
+    calls = []
+    for call in sample.calls:
+        if call.destination == route.destination and _part(route, call) is not None:
+            calls.append(call)
+    if not calls:
+        return [], "no part of it was called exactly once with tensors"
+    return calls, ""
 
 
 def _verdicts(
@@ -77,16 +82,17 @@ def _verdicts(
     for call in outermost(calls):
         verdict = _judged(sample, call, route, images)
         inside = [other for other in calls if other.is_within(call)]
-        yield from (
-            _verdicts(sample, inside, route, images) if verdict.random and inside else (verdict,)
-        )
+        if verdict.random and inside:
+            yield from _verdicts(sample, inside, route, images)
+        else:
+            yield verdict
 
 
 def _below(call: PartCall, prefix: str) -> str | None:
     """The path of the part below the route's prefix; None if it is not there."""
-    if not prefix or call.module == prefix:
-        if not prefix:
-            return call.module
+    if not prefix:
+        return call.module
+    if call.module == prefix:
         return ""
     if call.module.startswith(prefix + "."):
         return call.module.removeprefix(prefix + ".")
@@ -95,15 +101,11 @@ def _below(call: PartCall, prefix: str) -> str | None:
 
 def _part(route: BoundRoute, call: PartCall) -> nn.Module | None:
     """The part of the source that stands where the worker's part stands."""
-    if isinstance(route.leaves.root, nn.Module):
-        root = unwrap(route.leaves.root, route.leaves.where)
-    else:
-        root = None
     below = _below(call, route.prefix)
-    parts = {} if root is None else dict(root.named_modules())
-    if below is None:
+    if below is None or not isinstance(route.leaves.root, nn.Module):
         return None
-    return parts.get(below)
+    root = unwrap(route.leaves.root, route.leaves.where)
+    return dict(root.named_modules()).get(below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,34 +117,33 @@ class _Verdict:
 
 
 def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[Image]) -> _Verdict:
+    """Compare what one call gave with what the learner's part gives, with the weights of both images."""
     part = _part(route, call)
     assert part is not None
-    below = str(_below(call, route.prefix))
-    published, other = (_weights(sample, route, part, leaves, below) for leaves in images)
+    name = f"{type(part).__name__} {_below(call, route.prefix)}".strip()
+    published, other = (_weights(sample, call, route, part, image) for image in images)
     device = next((tensor.device for tensor in route.tensors()), torch.device("cpu"))
     acted = _flat(sample.get(call.outs, device))
-    name = f"{type(part).__name__} {below}".strip()
     try:
         with_published, random = _outputs(sample, call, part, published, device)
         with_other, _ = _outputs(sample, call, part, other, device)
     except Exception as error:  # noqa: BLE001 - the learner's module need not be callable on its own
         return _Verdict(why=f"{name} raises {type(error).__name__} in the learner's process")
-    fixed = [key for key in with_published if key in acted]
-    if random or not fixed:
+
+    acted = {key: acted[key] for key in with_published if key in acted}
+    if random or not acted:
         return _Verdict(why=f"the outputs of {name} are random", random=True)
-    allowed = max(
-        TOLERANCE.get(tensor.dtype, TOLERANCE[torch.float32])
-        for tensor in (*published.values(), *route.tensors(), *(acted[key] for key in fixed))
-    )
-    if route.route.dtype:
-        allowed = max(allowed, TOLERANCE[dtype_named(route.route.dtype)])
-    apart = {key: _apart(acted[key], with_published[key]) for key in fixed}
-    worst = max(apart, key=lambda key: apart[key])
-    moves = any(_apart(acted[key], with_other[key]) > allowed for key in fixed)
+
+    allowed = _allowed(route, [*published.values(), *route.tensors(), *acted.values()])
+    apart = {key: _apart(output, with_published[key]) for key, output in acted.items()}
+    worst = max(apart, key=apart.__getitem__)
     if apart[worst] <= allowed:
+        moves = any(_apart(acted[key], with_other[key]) > allowed for key in acted)
         return _Verdict(moves=moves)
+
+    # If a second call gives something else, the part remembers what no sample could bring.
     again, _ = _outputs(sample, call, part, published, device, calls=2)
-    if any(_apart(again[key], with_published[key]) > allowed for key in fixed):
+    if any(_apart(again[key], with_published[key]) > allowed for key in acted):
         return _Verdict(why=f"{name} remembers its calls in an object that cannot be sent")
     return _Verdict(
         f"{name} gives {worst or 'an output'} that is {apart[worst]:.2g} apart from what the learner's "
@@ -151,8 +152,16 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
     )
 
 
+def _allowed(route: BoundRoute, tensors: Sequence[Tensor]) -> float:
+    """How far outputs may be apart that were computed with these tensors: by the coarsest dtype."""
+    allowed = max(TOLERANCE.get(each.dtype, TOLERANCE[torch.float32]) for each in tensors)
+    if route.route.dtype:
+        allowed = max(allowed, TOLERANCE[dtype_named(route.route.dtype)])
+    return allowed
+
+
 def _weights(
-    sample: Sample, route: BoundRoute, part: nn.Module, image: Image, below: str
+    sample: Sample, call: PartCall, route: BoundRoute, part: nn.Module, image: Image
 ) -> dict[str, Tensor]:
     """A part of the source's leaves as they are in an image, or where it lacks them, as they are now.
 
@@ -160,8 +169,9 @@ def _weights(
     """
     stem = f"{route.prefix}." if route.prefix else ""
     sent = {one.leaf.name: one.key for one in route.sent}
-    kept = sample.held.get(route.destination, {})
+    own_of_worker = sample.held.get(route.destination, {})
     weights: dict[str, Tensor] = {}
+    below = _below(call, route.prefix)
     dotted = f"{below}." if below else ""
     again = _met_again(part)
     for leaf in route.leaves.leaves:
@@ -172,8 +182,8 @@ def _weights(
         key = sent.get(leaf.name)
         there = stem + leaf.name if key is None else key[1]
         weight = live
-        if there in kept:
-            weight = sample.tensors[kept[there]]
+        if there in own_of_worker:
+            weight = sample.tensors[own_of_worker[there]]
         elif key is not None and key in image:
             weight = image[key]
         weights[name] = weight.to(live.device, live.dtype)
@@ -197,32 +207,39 @@ def _outputs(
     part: nn.Module,
     weights: Mapping[str, Tensor],
     device: torch.device,
+    *,
     calls: int = 1,
 ) -> tuple[dict[str, Tensor], bool]:
     """The outputs of a part with some weights, and whether it drew random numbers for them.
 
     Those of the last of so many calls, each with what the worker's part remembered.
     """
-    floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     # Workers that compute in half precision pass it on from part to part; the learner computes as it trains.
-    if floats:
-        cast = dict.fromkeys((torch.bfloat16, torch.float16), floats[0])
-    else:
-        cast = {}
+    cast: dict[torch.dtype, torch.dtype] = {}
+    for tensor in weights.values():
+        if tensor.is_floating_point():
+            cast = dict.fromkeys((torch.bfloat16, torch.float16), tensor.dtype)
+            break
     args = tuple(sample.get(arg, device, cast) for arg in call.args)
-    held = [value for module in part.modules() for value in vars(module).values()]
+
     generators = [torch.default_generator, *torch.cuda.default_generators]
-    generators += [value for value in held if isinstance(value, torch.Generator)]
+    for module in part.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Generator):
+                generators.append(value)
+
     source = Leaves(part, "the source")
     with undisturbed(part), torch.no_grad():
         before = [generator.get_state() for generator in generators]
         for _ in range(calls):
             # Copies: forward() may write to buffers.
-            own = source.put_together({name: tensor.clone() for name, tensor in weights.items()})
+            copies = {name: tensor.clone() for name, tensor in weights.items()}
+            leaves = source.put_together(copies)
             with _as_in_the_worker(part, sample, call, device):
-                outs = functional_call(part, own, args, tie_weights=False, strict=False)
+                outs = functional_call(part, leaves, args, tie_weights=False, strict=False)
         after = [generator.get_state() for generator in generators]
-        return _flat(selected(part, outs, "out_keys")), not all(map(torch.equal, before, after))
+        random = not all(map(torch.equal, before, after))
+        return _flat(selected(part, outs, "out_keys")), random
 
 
 @contextmanager
@@ -253,22 +270,25 @@ def _flat(value: object) -> dict[str, Tensor]:
     """The tensors of an output by name; a single one has none."""
     if isinstance(value, Tensor):
         return {"": value}
+    outputs: dict[str, Tensor] = {}
     if is_tensordict(value):
-        named = (
-            (".".join(k) if isinstance(k, tuple) else k, item)
-            for k, item in value.items(True, True)
-        )
-        return {f"'{name}'": item for name, item in named if isinstance(item, Tensor)}
-    if isinstance(value, tuple | list):
-        return {f"output {n}": t for n, item in enumerate(value) for t in _flat(item).values()}
-    return {}
+        for key, item in value.items(True, True):
+            if isinstance(item, Tensor):
+                name = ".".join(key) if isinstance(key, tuple) else key
+                outputs[f"'{name}'"] = item
+    elif isinstance(value, tuple | list):
+        for number, item in enumerate(value):
+            for tensor in _flat(item).values():
+                outputs[f"output {number}"] = tensor
+    return outputs
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
     """How far two outputs are apart, relative to the largest finite number; infinite if shapes differ."""
     if one.shape != other.shape:
         return math.inf
-    one, other = one.double(), other.to(one.device).double()
+    one = one.double()
+    other = other.to(one.device).double()
     same = (one == other) | (one.isnan() & other.isnan())
     if same.all():
         return 0.0

@@ -100,9 +100,9 @@ class BoundMap:
         for route in self._routes:
             live = self.endpoint.tensors(route.destination) or {}
             for sent in route.sent:
-                there = None
-                if sent.key in self._aliased:
-                    there = live.get(sent.key[1])
+                if sent.key not in self._aliased:
+                    continue
+                there = live.get(sent.key[1])
                 if there is not None and digest([there]) != digest([sent.leaf.read()]):
                     name = f"{route.route.destination}.{sent.leaf.name}"
                     yield f"{name} is not copied, as if it were the learner's memory, and has other numbers"
@@ -120,11 +120,11 @@ class BoundMap:
 
     def copies(self) -> dict[Key, Tensor]:
         """A copy of what each source holds now, in the dtype that its destination has."""
-        return {
-            sent.key: sent.leaf.read().detach().to(sent.spec.dtype, copy=True)
-            for route in self._routes
-            for sent in route.sent
-        }
+        copies: dict[Key, Tensor] = {}
+        for route in self._routes:
+            for sent in route.sent:
+                copies[sent.key] = sent.leaf.read().detach().to(sent.spec.dtype, copy=True)
+        return copies
 
     def _sources(self, sent: Collection[Key]) -> dict[Key, Tensor]:
         """What the sources hold now, read from them one by one.
@@ -135,21 +135,24 @@ class BoundMap:
 
     def memory(self) -> set[object]:
         """What is equal for tensors that share memory with a source, or a destination of this process."""
-        found: set[object] = {
-            memory_key(tensor) for route in self._routes for tensor in route.tensors()
-        }
-        for destination in {route.destination for route in self._routes}:
-            live = self.endpoint.tensors(destination) or {}
-            found |= {memory_key(tensor) for tensor in live.values()}
-        return found
+        keys: set[object] = set()
+        for route in self._routes:
+            live = self.endpoint.tensors(route.destination) or {}
+            keys.update(map(memory_key, route.tensors()))
+            keys.update(map(memory_key, live.values()))
+        return keys
 
     def acts_in(self, policy: nn.Module | None) -> bool:
         """Whether a policy acts with the memory of the sources, or may do so in another process."""
-        sources = [tensor for route in self._routes for tensor in route.tensors()]
-        shared = any(tensor.is_shared() for tensor in sources if tensor.is_cpu)
-        return shared or (
-            policy is not None and any(p in Covered(sources) for p in policy.parameters())
-        )
+        sources: list[Tensor] = []
+        for route in self._routes:
+            sources += route.tensors()
+        if any(tensor.is_shared() for tensor in sources if tensor.is_cpu):
+            return True
+        if policy is None:
+            return False
+        covered = Covered(sources)
+        return any(parameter in covered for parameter in policy.parameters())
 
     def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
         """Publish the present weights as one version; ``reason`` and the counters go into the receipt.
@@ -178,13 +181,13 @@ class BoundMap:
         They are asked when the publish before is visible.
         """
         with self.endpoint.publisher.begin() as publish:
-            held = not all(gate() for gate in gates)
-            if held:
+            if not all(gate() for gate in gates):
                 return None
             return self._fill(publish, reason, now, in_background)
 
     def _fill(self, publish: Publish, reason: str, now: Counters, in_background: bool) -> Receipt:
         started = time.perf_counter()
+        # Sources that were replaced are resolved anew, before anything is read from them.
         if not all(route.current(self.root) for route in self._routes):
             self._bind()
         if self.finite:
@@ -194,69 +197,78 @@ class BoundMap:
                 sharded = [sent.leaf for sent in route.sent if sent.verdict is Verdict.SHARDED]
                 require_shards(sharded, route.route)
         self._unchanged.look(self._plan.routes, now.optim_steps)
+
         gathered = self._gather()
-        steady = self._steady(gathered.copied) if in_background else {}
-        version = publish.fill(
-            gathered.copied, steady.keys(), partial(self._sources, gathered.copied)
-        )
-        coalesced = version is None
-        repaired = tuple(
-            f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys())
-        )
+        steady = {}
+        if in_background:
+            steady = self._steady(gathered.copied)
+        sources = partial(self._sources, gathered.copied)
+        version = publish.fill(gathered.copied, steady.keys(), sources)
+
+        # A leaf that was aliased and is copied now has left the memory of its source.
+        repaired = []
+        for destination, name in sorted(self._aliased & gathered.copied.keys()):
+            repaired.append(f"{destination}.{name}")
         self._aliased = gathered.aliased
-        return Receipt(
+        receipt = Receipt(
             version=self.endpoint.publisher.version if version is None else version,
             reason=reason,
-            copied_leaves=0 if coalesced else len(gathered.copied),
+            copied_leaves=len(gathered.copied),
             aliased_leaves=len(gathered.aliased),
-            cast_leaves=0 if coalesced else gathered.cast_leaves,
-            copied_bytes=0 if coalesced else gathered.copied_bytes,
+            cast_leaves=gathered.cast_leaves,
+            copied_bytes=gathered.copied_bytes,
             aliased_bytes=gathered.aliased_bytes,
-            background_bytes=0 if coalesced else sum(steady.values()),
+            background_bytes=sum(steady.values()),
             duration_s=time.perf_counter() - started,
-            coalesced=coalesced,
-            repaired=repaired,
+            coalesced=version is None,
+            repaired=tuple(repaired),
             batches=now.batches,
             frames=now.frames,
             optim_steps=now.optim_steps,
             time_s=time.time(),
         )
+        if receipt.coalesced:
+            return replace(
+                receipt, copied_leaves=0, cast_leaves=0, copied_bytes=0, background_bytes=0
+            )
+        return receipt
 
     def _gather(self) -> Gathered:
-        found = Gathered()
+        gathered = Gathered()
         for route in self._routes:
             live = self.endpoint.tensors(route.destination)  # looked at anew at every publish
             for sent in route.sent:
                 key = sent.key
                 tensor = sent.leaf.read()
                 there = live.get(key[1]) if live else None
-                if there is not None and (
-                    there is tensor or memory_key(there) == memory_key(tensor)
-                ):
-                    found.aliased.add(key)
-                    found.aliased_bytes += sent.moved_bytes
-                    continue
-                becomes = sent.spec.dtype if there is None else there.dtype
-                found.copied[key] = tensor
-                found.copied_bytes += sent.moved_bytes
-                found.cast_leaves += becomes is not tensor.dtype
-        return found
+                becomes = sent.spec.dtype
+                if there is not None:
+                    if there is tensor or memory_key(there) == memory_key(tensor):
+                        gathered.aliased.add(key)
+                        gathered.aliased_bytes += sent.moved_bytes
+                        continue
+                    becomes = there.dtype
+                gathered.copied[key] = tensor
+                gathered.copied_bytes += sent.moved_bytes
+                gathered.cast_leaves += becomes is not tensor.dtype
+        return gathered
 
     def _steady(self, leaves: Mapping[Key, Tensor]) -> dict[Key, int]:
         """The bytes of leaves that nobody writes to before an optimizer steps, which awaits the copy."""
-        held = set()
+        stepped: set[object] = set()
         for optimizer in self.training.optimizers():
             if optimizer not in self._joined:
                 optimizer.register_step_pre_hook(lambda *_: self.endpoint.publisher.join())
                 self._joined.add(optimizer)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            held |= {memory_key(part) for p in parameters for part in memory_of(p)}
-        return {
-            sent.key: sent.moved_bytes
-            for route in self._routes
-            for sent in route.sent
-            if sent.key in leaves and memory_key(leaves[sent.key]) in held
-        }
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    stepped.update(map(memory_key, memory_of(parameter)))
+        steady: dict[Key, int] = {}
+        for route in self._routes:
+            for sent in route.sent:
+                if sent.key in leaves and memory_key(leaves[sent.key]) in stepped:
+                    steady[sent.key] = sent.moved_bytes
+        return steady
 
     def _require_finite(self, version: int) -> None:
         for route in self._routes:
@@ -277,9 +289,11 @@ class VersionCopy:
     leaves: Mapping[Key, Tensor]
 
     def of(self, destination: str) -> dict[str, Tensor]:
-        return {
-            name: tensor for (found, name), tensor in self.leaves.items() if found == destination
-        }
+        tensors = {}
+        for (brought_to, name), tensor in self.leaves.items():
+            if brought_to == destination:
+                tensors[name] = tensor
+        return tensors
 
 
 class VersionCopies:
@@ -302,14 +316,14 @@ class VersionCopies:
         brought = self._map.brought()
         while True:
             stamp = transport.newest_stamp
-            held = transport.newest_leaves()
-            if held is None:
+            newest = transport.newest_leaves()
+            if newest is None:
                 break
-            leaves = {key: leaf.clone() for key, leaf in keyed(*held).items() if key in brought}
+            leaves = {key: leaf.clone() for key, leaf in keyed(*newest).items() if key in brought}
             # what is the newest version all the time is not written to
             if transport.newest_stamp == stamp:
                 return VersionCopy(stamp.version, leaves)
-        kept = self._kept
-        if kept is not None and kept.version == publisher.version:
-            return kept
+        copy = self._kept
+        if copy is not None and copy.version == publisher.version:
+            return copy
         return None

@@ -63,11 +63,11 @@ class Endpoint(Protocol):
 
     def around(self) -> dict[str, Tensor | None]:
         """All leaves that destinations may be parts of, by name, with tensors that this process holds."""
-        return {
-            f"{one}.{spec.name}": None
-            for one in self.destinations
-            for spec in self.specs(one) or ()
-        }
+        leaves: dict[str, Tensor | None] = {}
+        for destination in self.destinations:
+            for spec in self.specs(destination) or ():
+                leaves[f"{destination}.{spec.name}"] = None
+        return leaves
 
     def acting(self, sent: Collection[str]) -> Acting:
         """What is known of which leaves act, at those destinations at least to which weights are ``sent``."""

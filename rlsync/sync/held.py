@@ -32,16 +32,14 @@ def own_shared_memory(acts: object, name: str) -> list[str]:
     """
     leaves = set()
     if isinstance(acts, nn.Module):
-        leaves = {id(tensor) for _, tensor in tensors_of([*acts.parameters(), *acts.buffers()], "")}
+        for _, leaf in tensors_of([*acts.parameters(), *acts.buffers()], ""):
+            leaves.add(id(leaf))
     memory: dict[int, torch.UntypedStorage] = {}
     copied = []
     for path, tensor in tensors_of(acts, name):
-        if (
-            id(tensor) in leaves
-            or not tensor.is_cpu
-            or not tensor.numel()
-            or not tensor.is_shared()
-        ):
+        if id(tensor) in leaves or not tensor.is_cpu or not tensor.numel():
+            continue
+        if not tensor.is_shared():
             continue
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in memory:
@@ -55,7 +53,9 @@ def own_shared_memory(acts: object, name: str) -> list[str]:
 
 def tensors_of(acts: object, name: str) -> Iterator[tuple[str, Tensor]]:
     """All tensors that an object holds in modules, containers, functions and their closures, by path."""
-    return ((path, value) for path, value in _held_by(acts, name) if isinstance(value, Tensor))
+    for path, value in _held_by(acts, name):
+        if isinstance(value, Tensor):
+            yield path, value
 
 
 def settings_of(module: object, where: str) -> dict[str, str]:
@@ -73,9 +73,10 @@ def settings_of(module: object, where: str) -> dict[str, str]:
                 settings[path[1:]] = f"{value.dtype} {digest([value]):x}"
     for path, part in root.named_modules():
         if isinstance(part, _DropoutNd):
-            settings[f"{path}{DROPS}"[not path :]] = str(part.p if part.training else 0)
+            drops = part.p if part.training else 0
+            settings[f"{path}{DROPS}".removeprefix(".")] = str(drops)
         if _takes_batch_statistics(part):
-            settings[f"{path}{BATCH_STATISTICS}"[not path :]] = type(part).__name__
+            settings[f"{path}{BATCH_STATISTICS}".removeprefix(".")] = type(part).__name__
     return settings
 
 
@@ -92,34 +93,38 @@ def unlike(
     theirs: Mapping[str, str], prefix: str, source: object, where: str
 ) -> Iterator[tuple[str, str]]:
     """Each setting below a prefix that differs from the source's, in words; modes: outermost only."""
+    if not theirs:
+        return
     dotted = f"{prefix}." if prefix else ""
-    mine = settings_of(source, where) if theirs else {}
+    mine = settings_of(source, where)
     differing = {path for path, text in mine.items() if theirs.get(dotted + path, text) != text}
     for path in sorted(differing):
         module, _, name = path.rpartition(".")
         outer = f"{module.rpartition('.')[0]}.training".lstrip(".")
-        if name != "training" or path == outer or outer not in differing:
-            text = f"is {theirs[dotted + path]} in the workers and {mine[path]} in the learner"
-            yield (
-                path,
-                "has other numbers in the workers" if mine[path].startswith("torch.") else text,
-            )
+        if name == "training" and path != outer and outer in differing:
+            continue
+        if mine[path].startswith("torch."):  # the digest of a tensor
+            yield path, "has other numbers in the workers"
+        else:
+            yield path, f"is {theirs[dotted + path]} in the workers and {mine[path]} in the learner"
 
 
 def _held_by(  # noqa: C901 - a case for each kind
     acts: object, name: str
 ) -> Iterator[tuple[str, Tensor | bool | float]]:
     """All tensors and numbers of an object, by path."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack: list[tuple[str, object]] = [(name, acts)]
     while stack:
         path, value = stack.pop()
         if isinstance(value, bool | int | float):  # equal ones are one object
             yield path, value
             continue
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
+
+        # Each kind pushes what it holds; the tensors are found where nothing more is held.
         match value:
             case Tensor() if names := part_names(value):
                 stack += [(f"{path}.{name}", part_of(value, name)) for name in names]
@@ -129,6 +134,8 @@ def _held_by(  # noqa: C901 - a case for each kind
                 stack += [(f"{path}[{key!r}]", item) for key, item in value.items()]
             case list() | tuple() | set() | frozenset():
                 stack += [(f"{path}[{number}]", item) for number, item in enumerate(value)]
+
+            # functions, with what they are bound to and close over
             case partial():
                 stack += [(path, value.func), (path, value.args), (path, value.keywords)]
             case MethodType():
@@ -140,11 +147,18 @@ def _held_by(  # noqa: C901 - a case for each kind
             case CellType():
                 if value != CellType():
                     stack.append((path, value.cell_contents))
+
+            # modules, whose attributes are in stores, too
             case nn.Module():
-                held = {**vars(value), **value._parameters, **value._buffers, **value._modules}
-                stack += [
-                    (f"{path}.{key}", item) for key, item in held.items() if key not in _STORES
-                ]
+                attributes = {
+                    **vars(value),
+                    **value._parameters,
+                    **value._buffers,
+                    **value._modules,
+                }
+                for key, item in attributes.items():
+                    if key not in _STORES:
+                        stack.append((f"{path}.{key}", item))
             case _ if is_tensordict(value):
                 stack += [(f"{path}[{key!r}]", item) for key, item in value.items(True, True)]
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +39,18 @@ def own_values(target: Target, *, alias: bool) -> Iterator[None]:
 
     Unless the block only adopts by alias.
     """
-    held = [(tensor, tensor.data, None if alias else tensor.data.clone()) for tensor in target.live]
+    memories = [tensor.data for tensor in target.live]
+    values: list[Tensor] = []
+    if not alias:
+        values += [memory.clone() for memory in memories]
     try:
         yield
     finally:
-        for tensor, memory, values in held:
+        for tensor, memory in zip(target.live, memories, strict=True):
             tensor.data = memory
-            if values is not None:
-                memory.copy_(values)
+        if not alias:
+            for memory, value in zip(memories, values, strict=True):
+                memory.copy_(value)
         increment_version([tensor for tensor in target.live if not tensor.is_inference()])
 
 
@@ -68,22 +71,25 @@ class Episode:
         """What acts with ``newer`` weights although older ones computed it, or why nobody can tell."""
         outputs = self._outputs(newer, newer, one_slot=False)
         if self._outputs(newer, newer, one_slot=False) != outputs:
-            return (
-                (),
-                "two episodes with the same weights and the same inputs give different outputs",
-            )
+            why = "two episodes with the same weights and the same inputs give different outputs"
+            return (), why
         # A version may come where the one before was, or elsewhere.
-        for older, one_slot in product(olders, (False, True) if self.alias else (False,)):
-            if self._outputs(older, newer, one_slot=one_slot) != outputs:
-                holds = self._holds(newer, newer, one_slot=False)
-                stale = self._holds(older, newer, one_slot=one_slot)
-                changed = (name for name, text in stale.items() if holds.get(name) != text)
-                names = sorted({name.partition("[")[0] for name in changed})
-                unsaid = [name for name in names if not self._is_kept_on_purpose(name)]
-                if unsaid or not names:
-                    return tuple(f"{POLICY}.{name}" for name in unsaid) or (
-                        f"something in {POLICY}",
-                    ), ""
+        places = (False, True) if self.alias else (False,)
+        for older, one_slot in product(olders, places):
+            if self._outputs(older, newer, one_slot=one_slot) == outputs:
+                continue
+            # What the policy holds besides if it has the new ones from the start, and what now?
+            holds = self._holds(newer, newer, one_slot=False)
+            stale = self._holds(older, newer, one_slot=one_slot)
+            names = set()
+            for name, text in stale.items():
+                if holds.get(name) != text:
+                    names.add(name.partition("[")[0])
+            if not names:
+                return (f"something in {POLICY}",), ""
+            unsaid = [name for name in sorted(names) if not self._is_kept_on_purpose(name)]
+            if unsaid:
+                return tuple(f"{POLICY}.{name}" for name in unsaid), ""
         return (), ""
 
     def _outputs(
@@ -106,7 +112,7 @@ class Episode:
     ) -> Iterator[None]:
         """The policy has acted with the first weights, and the last ones have just arrived."""
         adopt = self.target.alias if self.alias else self.target.copy
-        told = keepers([self.policy])
+        parts = keepers([self.policy])
         from_the_start = first is last
         untouched = self.alias and not from_the_start
         with undisturbed(self.policy), own_values(self.target, alias=untouched), torch.no_grad():
@@ -117,26 +123,35 @@ class Episode:
                 # for what looks at the memory of the weights before they arrive
                 self.target.copy(last)
             buffers = list(_buffers(self.policy))
-            slot = [tensor.clone() for tensor in first] if one_slot else first
-            adopt(slot)
-            outdate(told)
+
+            # The policy acts with the first weights.
+            if one_slot:
+                first = [tensor.clone() for tensor in first]
+            adopt(first)
+            outdate(parts)
             self.call(True)
             self.call(False)
+
+            # The last ones arrive, in the memory where the first ones were or in their own.
             if one_slot:
-                torch._foreach_copy_(list(slot), list(last))
-            adopt(slot if one_slot else last)
-            # They arrive with every version: statistics and states in them are no alarm.
+                torch._foreach_copy_(list(first), list(last))
+                last = first
+            adopt(last)
+            # Buffers arrive with every version: statistics and states in them are no alarm.
             for part, name, values in buffers:
                 _refill(part, name, values)
-            outdate(told)
+            outdate(parts)
             yield
 
     def _is_kept_on_purpose(self, name: str) -> bool:
         """Whether a part that holds it is told of new weights, and has not dropped it."""
         parts = dict(self.policy.named_modules())
         path = name.split(".")
-        above = (parts.get(".".join(path[:depth])) for depth in range(len(path)))
-        return any(isinstance(part, KeepsDerived) for part in above)
+        for depth in range(len(path)):
+            above = parts.get(".".join(path[:depth]))
+            if isinstance(above, KeepsDerived):
+                return True
+        return False
 
 
 def _drops_of_what_calls_make(policy: nn.Module, call: Call) -> Iterator[Callable[[], object]]:
@@ -150,7 +165,7 @@ def _drops_of_what_calls_make(policy: nn.Module, call: Call) -> Iterator[Callabl
                     break
 
 
-def _drops(attributes: dict[str, Any], name: str) -> Iterator[Callable[[], object]]:
+def _drops(attributes: dict[str, object], name: str) -> Iterator[Callable[[], object]]:
     """The ways in which an attribute may be as it was before the first call."""
     match attributes[name]:
         case nn.Parameter():
@@ -163,7 +178,11 @@ def _drops(attributes: dict[str, Any], name: str) -> Iterator[Callable[[], objec
 
 
 def _is_made_again(
-    attributes: dict[str, Any], name: str, drop: Callable[[], object], policy: nn.Module, call: Call
+    attributes: dict[str, object],
+    name: str,
+    drop: Callable[[], object],
+    policy: nn.Module,
+    call: Call,
 ) -> bool:
     with undisturbed(policy), torch.no_grad():
         drop()

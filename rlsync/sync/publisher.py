@@ -65,6 +65,8 @@ class Publish:
             began = time.perf_counter()
             self._sources = sources()
             publisher.comparing_s += time.perf_counter() - began
+
+        # What was sent explicitly goes into the same version, in place of what these say of a leaf.
         if self._besides:
             leaves = {**leaves, **self._besides}
         _refuse_without_memory(leaves)
@@ -74,6 +76,8 @@ class Publish:
         if steady:
             later = {i for i, key in enumerate(owners) if key in steady}
         version = publisher.transport.publish(self._tensors, later, stamp=self.stamp)
+
+        # A version that is still being copied is recorded when it is joined.
         if version is None:
             publisher.coalesced += 1
         elif later:
@@ -106,8 +110,8 @@ class Publish:
         if publisher.announce is not None:
             publisher.announce(self.stamp.version)
         publisher.sources = self._sources
-        for seen in publisher.seen:
-            seen(self.stamp.version, self._layout, self._tensors)
+        for see in publisher.seen:
+            see(self.stamp.version, self._layout, self._tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +123,8 @@ class Laid:
     owners: Sequence[Key]  #: of the layout's entries that own their bytes
     ties: Sequence[tuple[Key, Key]]  #: each leaf whose bytes are another one's, and that one
     brought: Mapping[str, Set[str]]  #: by destination: the leaves that publishes bring
-    specs: Mapping[
-        str, Sequence[LeafSpec]
-    ]  #: by destination: all leaves, also those that are kept as they were
+    #: by destination: all leaves, also those that are kept as they were
+    specs: Mapping[str, Sequence[LeafSpec]]
 
     def fits(self, leaves: Mapping[Key, Tensor]) -> bool:
         """Whether these leaves can be published as it is: none more, none less, and tied as they were."""
@@ -174,25 +177,27 @@ class Publisher:
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         """The leaves of a destination in the workers; ``None`` while nobody can tell."""
-        found = None if self.leaves_at is None else self.leaves_at(destination)
-        if found is None:
+        if self.leaves_at is None:
             return None
-        return list(found)
+        leaves = self.leaves_at(destination)
+        if leaves is None:
+            return None
+        return list(leaves)
 
     def publish_modules(self, modules: Mapping[str, object], where: str) -> None:
         """Publish every leaf of the modules, by destination, as one version; nothing when there are none.
 
         ``where`` says whose they are, in the LayoutMismatch that is raised if a leaf cannot travel.
         """
-        found: dict[Key, Tensor] = {}
+        tensors: dict[Key, Tensor] = {}
         for destination, module in modules.items():
             leaves = Leaves(module, f"{where}, {destination!r}")
             leaves.specs()  # refuses leaves that cannot travel
             leaves.check_has_bytes()
-            named = zip(leaves.names, leaves.tensors(), strict=True)
-            found |= {(destination, name): tensor for name, tensor in named}
+            for name, tensor in zip(leaves.names, leaves.tensors(), strict=True):
+                tensors[destination, name] = tensor
         if modules:
-            self.publish(found)
+            self.publish(tensors)
 
     def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
         """Publish one version of everything: ``leaves``, and what is not among them as it was.
@@ -241,26 +246,26 @@ class Publisher:
         PublishError: a rank does not come. LayoutMismatch: a rank has a leaf sharded in another way, or the
         transport is no board.
         """
-        ranks = Ranks(self.transport) if isinstance(self.ranks, OneRank) else self.ranks
-        self.ranks = ranks
-        ranks.meet(leaves)
-        return ranks
+        if isinstance(self.ranks, OneRank):
+            self.ranks = Ranks(self.transport)
+        self.ranks.meet(leaves)
+        return self.ranks
 
     def lay_out(self, leaves: Mapping[Key, Tensor]) -> tuple[Layout, Sequence[Key]]:
         """The transport's layout, made anew where these leaves need another one, and who owns its entries."""
-        laid = self._laid
-        if laid is None or not laid.fits(leaves):
-            laid = self._lay_out(leaves)
-        elif leaves.keys() != laid.keys:
-            laid = replace(laid, keys=frozenset(leaves))
-        self._laid = laid
-        return laid.layout, laid.owners
+        present = self._laid
+        if present is None or not present.fits(leaves):
+            present = self._lay_out(leaves)
+        elif leaves.keys() != present.keys:
+            present = replace(present, keys=frozenset(leaves))
+        self._laid = present
+        return present.layout, present.owners
 
     def _lay_out(self, leaves: Mapping[Key, Tensor]) -> Laid:
         """Lay the transport out for these leaves, and for what its newest version holds besides."""
         if isinstance(self.ranks, OneRank) and any_sharded(leaves.values()):
             self.meet_ranks(leaves)
-        kept = {key: None for key in held(self.transport) if key not in leaves}
+        unchanged = {key: old for key, old in held(self.transport).items() if key not in leaves}
         brought: dict[str, Set[str]] = {}
         if self._laid is not None:
             brought |= self._laid.brought
@@ -269,24 +274,29 @@ class Publisher:
         # The first leaf of some memory owns its bytes, and those after it are tied to that one.
         first: dict[object, str] = {}
         specs: dict[str, list[LeafSpec]] = {}
-        for destination, name in dict.fromkeys([*kept, *leaves]):
+        for destination, name in [*unchanged, *leaves]:
             tensor = leaves.get((destination, name))
             spec = self._spec(destination, name, tensor)
-            tie = spec.tie if (destination, spec.tie) in kept else ""
-            if tensor is not None:
-                owner = name
-                if tensor.numel():
-                    owner = first.setdefault((destination, memory_key(tensor)), name)
-                tie = "" if owner == name else owner
+            tie = ""
+            if tensor is None:
+                if (destination, spec.tie) in unchanged:
+                    tie = spec.tie
+            elif tensor.numel():
+                owner = first.setdefault((destination, memory_key(tensor)), name)
+                if owner != name:
+                    tie = owner
             excluded = name not in brought[destination]
             specs.setdefault(destination, []).append(replace(spec, tie=tie, excluded=excluded))
 
         layout = Layout.build(specs)
         self.transport.lay_out(layout)
         owners = [(entry.destination, entry.leaf.name) for entry in layout.owned]
-        tied = [entry for entry in layout.entries if entry.leaf.tie]
-        ties = [((e.destination, e.leaf.name), (e.destination, e.leaf.tie)) for e in tied]
-        return Laid(frozenset(leaves), layout, owners, ties, brought, specs)
+        ties: list[tuple[Key, Key]] = []
+        for entry in layout.entries:
+            leaf = entry.leaf
+            if leaf.tie:
+                ties.append(((entry.destination, leaf.name), (entry.destination, leaf.tie)))
+        return Laid(frozenset(leaves), layout, owners, ties, brought=brought, specs=specs)
 
     def _spec(self, destination: str, name: str, tensor: Tensor | None) -> LeafSpec:
         known = [*(self.specs(destination) or ())]
@@ -312,7 +322,7 @@ def _refuse_without_memory(leaves: Mapping[Key, Tensor]) -> None:
 
 
 def _by_destination(keys: Iterable[Key]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for destination, name in keys:
-        found.setdefault(destination, set()).add(name)
-    return found
+        names.setdefault(destination, set()).add(name)
+    return names

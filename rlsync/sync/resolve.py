@@ -62,10 +62,11 @@ class BoundRoute:
 
     def current(self, root: object) -> bool:
         """Whether the source still is the object, of the same make and ties, that was resolved."""
-        same = _walk_source(root, self.path, "") is self.leaves.root and self.leaves.unchanged()
-        return same and all(
-            memory_key(one.read()) == memory_key(other.read()) for one, other in self.ties
-        )
+        if _walk_source(root, self.path, "") is not self.leaves.root:
+            return False
+        if not self.leaves.unchanged():
+            return False
+        return all(memory_key(one.read()) == memory_key(other.read()) for one, other in self.ties)
 
     def tensors(self) -> list[Tensor]:
         """The present source tensors that are sent."""
@@ -112,16 +113,15 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
 
 def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> None:
     """Refuse two sources for one piece of memory: ties between entries, and indices from the end."""
-    destinations = dict.fromkeys(route.destination for route in bound)
-    places = {destination: _places(destination, endpoint) for destination in destinations}
-    taken: dict[object, tuple[Tensor, str]] = {}
+    places = {route.destination: _places(route.destination, endpoint) for route in bound}
+    first_at: dict[object, tuple[Tensor, str]] = {}
     for route in bound:
         for sent in route.sent:
             (destination, name) = sent.key
             tensor = sent.leaf.read()
             place = places[destination].get(name, (destination, name))
-            there, source = taken.setdefault(place, (tensor, route.route.source))
-            if source != route.route.source and memory_key(there) != memory_key(tensor):
+            first, source = first_at.setdefault(place, (tensor, route.route.source))
+            if source != route.route.source and memory_key(first) != memory_key(tensor):
                 problem = f"{destination}.{name} is the same memory as another leaf that is sent"
                 cure = (
                     "let each leaf come from one place, and leaves that are tied from tied leaves"
@@ -132,27 +132,59 @@ def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> No
 def _places(destination: str, endpoint: Endpoint) -> dict[str, object]:
     """By name, what is equal for leaves that stand in the same memory."""
     live = endpoint.tensors(destination) or {}
-    found: dict[str, object] = {}
+    places: dict[str, object] = {}
     for spec in endpoint.specs(destination) or ():
-        tensor = None if spec.kind == "extra_state" else live.get(spec.name)
-        if tensor is not None and tensor.numel():
-            found[spec.name] = memory_key(tensor)
+        tensor = live.get(spec.name)
+        if spec.kind != "extra_state" and tensor is not None and tensor.numel():
+            places[spec.name] = memory_key(tensor)
         else:
-            found[spec.name] = destination, spec.tie or spec.name
-    return found
+            places[spec.name] = destination, spec.tie or spec.name
+    return places
 
 
 def bind_route(
     destination: str, source: str | Source, root: object, endpoint: Endpoint, where: str
 ) -> BoundRoute:
+    """Resolve one entry of a map on both sides; refuse what cannot be sent, or would not arrive."""
     declared = source if isinstance(source, Source) else Source(source)
     path = parse(declared.path)
     target = parse(destination)
     dtype = _floating_name(declared.dtype, where)
     route = Route(str(target), str(path), dtype, declared.exclude, declared.idle)
+
+    leaves = Leaves(_source(root, path, target, where), str(path), shards=True)
+    # From here on, the destination is the endpoint's own, and the prefix leads on below it.
+    destination, prefix = endpoint.locate(target, where)
+    _refuse_to_leave_out(route, endpoint, destination, where)
+    if not endpoint.takes_parts:
+        refuse_parts(leaves, f"{where}, {endpoint.description}")
+
+    comparisons, names = _compare(route, leaves, endpoint, destination, prefix)
+    there = [spec.name for spec in _below(endpoint.specs(destination) or [], prefix)]
+    _check_patterns(route, list(dict.fromkeys([*names, *there])), where)
+
+    by_name = dict(zip(names, leaves.leaves, strict=True))
+    sent = _sent(comparisons, by_name, destination, prefix)
+    require_board([one.leaf for one in sent], endpoint.publisher.transport, leaves.where)
+    ties = [(one.leaf, by_name[one.spec.tie]) for one in sent if one.spec.tie in by_name]
+    return BoundRoute(
+        route,
+        path,
+        destination,
+        prefix,
+        leaves=leaves,
+        comparisons=comparisons,
+        sent=sent,
+        ties=ties,
+    )
+
+
+def _source(root: object, path: Path, target: Path, where: str) -> object:
+    """The object that a source path leads to; it must hold the weights that are trained."""
     try:
-        live = _walk_source(root, path, where)
+        source = _walk_source(root, path, where)
     except errors.SourceNotFound as error:
+        # If the destination is a path on the trainer, the entry is the wrong way round.
         try:
             _walk_source(root, target, where)
         except errors.SourceNotFound:
@@ -160,79 +192,99 @@ def bind_route(
         cure = f"the destination comes first: write {{{str(path)!r}: {str(target)!r}}}"
         raise errors.SourceNotFound(error.what, error.where, cure) from None
     check_trained(root, path, where)
-    leaves = Leaves(live, str(path), shards=True)
-    found, prefix = endpoint.locate(target, where)
-    for spec in (endpoint.specs(found) or ()) if endpoint.needs_every_leaf else ():
+    return source
+
+
+def _refuse_to_leave_out(route: Route, endpoint: Endpoint, destination: str, where: str) -> None:
+    """Refuse a leaf that is excluded where the workers wait for every leaf (LayoutMismatch)."""
+    if not endpoint.needs_every_leaf:
+        return
+    for spec in endpoint.specs(destination) or ():
         if excluded(spec.name, route.exclude):
-            problem = (
-                f"{found}.{spec.name} would not be sent, and the workers would wait for it for ever"
-            )
+            name = f"{destination}.{spec.name}"
+            problem = f"{name} would not be sent, and the workers would wait for it for ever"
             cure = (
                 "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
             )
             raise errors.LayoutMismatch(problem, f"{where}, {endpoint.description}", cure)
-    if not endpoint.takes_parts:
-        refuse_parts(leaves, f"{where}, {endpoint.description}")
-    comparisons, names = _compare(route, leaves, endpoint, found, prefix)
-    there = [spec.name for spec in _below(endpoint.specs(found) or [], prefix)]
-    either = list(dict.fromkeys([*names, *there]))
+
+
+def _check_patterns(route: Route, names: Sequence[str], where: str) -> None:
+    """Refuse a pattern that matches no leaf on either side (LayoutMismatch)."""
     for pattern in (*route.exclude, *route.idle):
-        if not any(excluded(name, [pattern]) for name in either):
-            near = did_you_mean(nearest_name(pattern, either))
+        if not any(excluded(name, [pattern]) for name in names):
+            near = did_you_mean(nearest_name(pattern, names))
             problem = f"no leaf is named like {pattern!r}"
-            cure = f"{near}leaves: {', '.join(either[:12])}"
+            cure = f"{near}leaves: {', '.join(names[:12])}"
             raise errors.LayoutMismatch(
                 problem, f"{where}, exclude or idle of {route.source}", cure
             )
-    by_name = dict(zip(names, leaves.leaves, strict=True))
+
+
+def _sent(
+    comparisons: Sequence[LeafComparison],
+    by_name: Mapping[str, Leaf],
+    destination: str,
+    prefix: str,
+) -> list[SentLeaf]:
+    """The leaves that publishes bring, or that are at their destination already."""
     stem = f"{prefix}." if prefix else ""
     sent = []
-    for c in comparisons:
-        if c.verdict is Verdict.ALIASED or c.verdict in MOVED:
-            key = (found, stem + c.name)
-            moved_bytes = 0 if c.spec.tie else c.spec.payload_bytes
-            sent.append(SentLeaf(by_name[c.name], key, c.spec, c.verdict, moved_bytes))
-    require_board([s.leaf for s in sent], endpoint.publisher.transport, leaves.where)
-    ties = [(s.leaf, by_name[s.spec.tie]) for s in sent if s.spec.tie in by_name]
-    return BoundRoute(route, path, found, prefix, leaves, comparisons, sent, ties)
+    for comparison in comparisons:
+        if comparison.verdict is Verdict.ALIASED or comparison.verdict in MOVED:
+            spec = comparison.spec
+            leaf = SentLeaf(
+                leaf=by_name[comparison.name],
+                key=(destination, stem + comparison.name),
+                spec=spec,
+                verdict=comparison.verdict,
+                moved_bytes=0 if spec.tie else spec.payload_bytes,
+            )
+            sent.append(leaf)
+    return sent
 
 
 def _compare(
     route: Route, leaves: Leaves, endpoint: Endpoint, destination: str, prefix: str
 ) -> tuple[list[LeafComparison], list[str]]:
+    """The verdicts on a route's leaves, and the names of the source's leaves at the destination."""
     all_specs = endpoint.specs(destination)
     specs = leaves.specs()
     leaves.check_has_bytes()
+    comparisons = []
     if all_specs is None:
-        unseen = "this collector does not show its weights: unchecked"
-        return [
-            LeafComparison(s.name, replace(s, device=""), Verdict.COPIED, unseen, s.device)
-            for s in specs
-        ], leaves.names
-    there = _below(all_specs, prefix)
-    names = named_like(leaves.names, there)
+        note = "this collector does not show its weights: unchecked"
+        for spec in specs:
+            there = replace(spec, device="")
+            comparison = LeafComparison(spec.name, there, Verdict.COPIED, note, spec.device)
+            comparisons.append(comparison)
+        return comparisons, leaves.names
+
+    expected = _below(all_specs, prefix)
+    names = named_like(leaves.names, expected)
     renamed = [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
-    live = endpoint.tensors(destination)
     comparisons = compare(
         renamed,
-        there,
+        expected,
         cast_to=dtype_named(route.dtype) if route.dtype else None,
         exclude=route.exclude,
         source_tensors=dict(zip(names, leaves.tensors(), strict=True)),
-        destination_tensors=live,
+        destination_tensors=endpoint.tensors(destination),
     )
     return comparisons, names
 
 
 def _below(specs: list[LeafSpec], prefix: str) -> list[LeafSpec]:
+    """The leaves below a prefix, without it."""
     if not prefix:
         return specs
     dotted = prefix + "."
-    return [
-        replace(s, name=s.name.removeprefix(dotted), tie=s.tie.removeprefix(dotted))
-        for s in specs
-        if s.name.startswith(dotted)
-    ]
+    below = []
+    for spec in specs:
+        if spec.name.startswith(dotted):
+            name = spec.name.removeprefix(dotted)
+            below.append(replace(spec, name=name, tie=spec.tie.removeprefix(dotted)))
+    return below
 
 
 def refuse_parts(leaves: Leaves, where: str) -> None:
@@ -298,11 +350,12 @@ def check_trained(root: object, path: Path, where: str) -> None:
 def _apart(module: object, trained: TensorDictParams) -> str:
     """The first trained leaf that a module does not hold, in words; empty if it holds all."""
     live = Leaves(module, "source")
-    held = Leaves(trained, "source_params")
+    wanted = Leaves(trained, "source_params")
     # TorchRL's keys have the prefixes of wrappers
     by_path = {leaf.path: leaf.read() for leaf in live.leaves}
-    for name, tensor in zip(held.names, held.tensors(), strict=True):
-        if (here := by_path.get(name)) is None:
+    for name, tensor in zip(wanted.names, wanted.tensors(), strict=True):
+        here = by_path.get(name)
+        if here is None:
             return f"it has no {name}"
         if memory_key(here) != memory_key(tensor):
             return f"its {name} {tuple(here.shape)} is not the trained one {tuple(tensor.shape)}"
@@ -311,75 +364,113 @@ def _apart(module: object, trained: TensorDictParams) -> str:
 
 def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> SyncPlan:
     """The plan of bound routes, without what may change while ``training`` goes on."""
-    acting = endpoint.acting(
-        {b.destination for b in bound if any(c.verdict in MOVED for c in b.comparisons)}
-    )
-    differs = {
-        f"{b.route.destination}.{path}": text
-        for b in bound
-        for path, text in unlike(
-            acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path)
-        )
-    }
-    statistics = dict.fromkeys(
-        f"{b.destination}{f'.{path}'.removesuffix(BATCH_STATISTICS)} ({layer})"
-        for b in bound
-        for path, layer in acting.settings.get(b.destination, {}).items()
-        if f".{path}".endswith(BATCH_STATISTICS)
-    )
-    names = (acting.outlives.get(destination, ()) for destination in {b.destination for b in bound})
-    rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
-    around = endpoint.around()
-    here = [tensor for b in bound for tensor in (endpoint.tensors(b.destination) or {}).values()]
-    known = Covered([*here, *training.parameters(), *training.named().values()])
-    stems = tuple(f"{b.destination}.{b.prefix and b.prefix + '.'}" for b in bound)
+    sent_to = set()
+    for route in bound:
+        if any(comparison.verdict in MOVED for comparison in route.comparisons):
+            sent_to.add(route.destination)
+    acting = endpoint.acting(sent_to)
+
+    rows: list[Row] = []
+    differs: dict[str, str] = {}
+    outlives: dict[str, bool] = {}
+    # a dict, for each stands in it once, in order: several routes may have one destination
+    statistics: dict[str, None] = {}
+    for route in bound:
+        rows += [_row(route, comparison, acting) for comparison in route.comparisons]
+        settings = acting.settings.get(route.destination, {})
+        for path, text in unlike(settings, route.prefix, route.leaves.root, str(route.path)):
+            differs[f"{route.route.destination}.{path}"] = text
+        for path, layer in settings.items():
+            name = f"{route.destination}.{path}"
+            if name.endswith(BATCH_STATISTICS):
+                statistics[f"{name.removesuffix(BATCH_STATISTICS)} ({layer})"] = None
+        outlives |= dict.fromkeys(acting.outlives.get(route.destination, ()), acting.by_copy)
+
     return SyncPlan(
-        tuple(b.route for b in bound),
+        tuple(route.route for route in bound),
         tuple(rows),
         endpoint.description,
         notes=(*endpoint.notes, *acting.remarks()),
-        unreached=tuple(
-            name
-            for name, t in around.items()
-            if not name.startswith(stems) and (t is None or t not in known)
-        ),
+        unreached=_unreached(bound, endpoint, training),
         differs=differs,
         batch_statistics=tuple(statistics),
-        outlives=dict.fromkeys((name for of_one in names for name in of_one), acting.by_copy),
+        outlives=outlives,
         through_host=endpoint.publisher.transport.through_host,
     )
+
+
+def _unreached(
+    bound: Sequence[BoundRoute], endpoint: Endpoint, training: Training
+) -> tuple[str, ...]:
+    """The leaves of what acts that are in no entry, and of which no entry or optimizer has the memory."""
+    around = endpoint.around()
+    known = [*training.parameters(), *training.named().values()]
+    stems = []
+    for route in bound:
+        known += (endpoint.tensors(route.destination) or {}).values()
+        stem = f"{route.destination}."
+        if route.prefix:
+            stem += f"{route.prefix}."
+        stems.append(stem)
+    covered = Covered(known)
+    unreached = []
+    for name, tensor in around.items():
+        if name.startswith(tuple(stems)):
+            continue
+        if tensor is None or tensor not in covered:
+            unreached.append(name)
+    return tuple(unreached)
 
 
 def with_training(
     plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training
 ) -> SyncPlan:
     """The plan, with what is sent and not trained, and what is trained and not sent."""
-    held = Covered(training.parameters())
-    networks = dict(filter(None, (training.network_of(root, b.path) for b in bound)))
+    trained = Covered(training.parameters())
+    networks: dict[str, nn.Module] = {}
+    parameters: list[tuple[str, Tensor]] = []
+    tensors: list[Tensor] = []
+    for route in bound:
+        network = training.network_of(root, route.path)
+        if network is not None:
+            path, module = network
+            networks[path] = module
+        parameters += route.parameters()
+        tensors += route.tensors()
     return replace(
         plan,
-        unheld=unheld((named for b in bound for named in b.parameters()), held),
-        unsent=unsent(networks, (tensor for b in bound for tensor in b.tensors()), held),
+        unheld=unheld(parameters, trained),
+        unsent=unsent(networks, tensors, trained),
     )
 
 
 def _row(bound: BoundRoute, comparison: LeafComparison, acting: Acting) -> Row:
     route = bound.route
     spec = comparison.spec
+    name = comparison.name
     moved = comparison.verdict in MOVED and not spec.tie
-    note = comparison.note or (f"tied to {spec.tie}" if spec.tie else "")
-    if bound.prefix:
-        leaf = f"{bound.prefix}.{comparison.name}"
-    else:
-        leaf = comparison.name
+    leaf = f"{bound.prefix}.{name}" if bound.prefix else name
     idle = moved and acting.is_idle(bound.destination, leaf)
-    declared = excluded(comparison.name, route.idle)
-    if idle:
-        reached = f"; {BY_COPY}" if acting.by_copy and not declared else ""
-        note = IDLE + (", as declared" if declared else reached)
-    destination, source = (
-        f"{path}.{comparison.name}" for path in (route.destination, route.source)
+    declared = excluded(name, route.idle)
+    note = comparison.note
+    if spec.tie and not note:
+        note = f"tied to {spec.tie}"
+    if idle and declared:
+        note = f"{IDLE}, as declared"
+    elif idle and acting.by_copy:
+        note = f"{IDLE}; {BY_COPY}"
+    elif idle:
+        note = IDLE
+    return Row(
+        destination=f"{route.destination}.{name}",
+        source=f"{route.source}.{name}",
+        verdict=comparison.verdict,
+        kind=spec.kind,
+        shape=spec.shape,
+        dtype=spec.dtype_name,
+        payload_bytes=spec.payload_bytes if moved else 0,
+        note=note,
+        source_device=comparison.source_device,
+        device=spec.device,
+        idle=idle and not declared,
     )
-    form = spec.kind, spec.shape, spec.dtype_name, spec.payload_bytes if moved else 0
-    seen = comparison.source_device, spec.device, idle and not declared
-    return Row(destination, source, comparison.verdict, *form, note, *seen)

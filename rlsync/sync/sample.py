@@ -94,13 +94,11 @@ class Sample:
                 self.tensors.append(plain)
             return self._known[key]
         if is_tensordict(value):
-            items = [
-                (key, item) for key, item in value.items(True, True) if isinstance(item, Tensor)
-            ]
-            return {
-                "batch": list(value.batch_size),
-                "items": [[key, self.put(item)] for key, item in items],
-            }
+            items = []
+            for key, item in value.items(True, True):
+                if isinstance(item, Tensor):
+                    items.append([key, self.put(item)])
+            return {"batch": list(value.batch_size), "items": items}
         if isinstance(value, tuple):
             return [self.put(item) for item in value]
         if isinstance(value, list):
@@ -119,7 +117,10 @@ class Sample:
         match stored:
             case int():
                 tensor = self.tensors[stored]
-                return tensor.to(device, (cast or {}).get(tensor.dtype, tensor.dtype), copy=True)
+                dtype = tensor.dtype
+                if cast is not None:
+                    dtype = cast.get(dtype, dtype)
+                return tensor.to(device, dtype, copy=True)
             case list():
                 return tuple(self.get(item, device, cast) for item in stored)
             case {"list": items}:
@@ -130,10 +131,12 @@ class Sample:
                 return value
         from tensordict import TensorDict
 
-        made = TensorDict({}, stored["batch"], device=device)
+        td = TensorDict({}, stored["batch"], device=device)
         for key, item in stored["items"]:
-            made.set(tuple(key) if isinstance(key, list) else key, self.get(item, device, cast))
-        return made
+            if isinstance(key, list):
+                key = tuple(key)
+            td.set(key, self.get(item, device, cast))
+        return td
 
     def to_bytes(self) -> bytes:
         """Packed; if too large for a note without calls inside others, or with a reason in place of calls."""
@@ -143,54 +146,56 @@ class Sample:
                 return outer.to_bytes()
             why_not = "inputs and outputs are larger than a note"
             return Sample(self.asked, self.version, why_not, self.spent_s).to_bytes()
-        bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
         head: dict[str, Any] = {
             "asked": self.asked,
             "version": self.version,
             "why_not": self.why_not,
-        }
-        head |= {
             "spent_s": self.spent_s,
             "held": self.held,
             "modes": self.modes,
             "memory": self.memory,
+            "calls": [[c.destination, c.module, c.args, c.outs] for c in self.calls],
+            "tensors": [],
         }
-        head["calls"] = [[c.destination, c.module, c.args, c.outs] for c in self.calls]
-        head["tensors"] = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
-        return b"\n".join([json.dumps(head).encode(), b"".join(bodies)])
+        body = bytearray()
+        for tensor in self.tensors:
+            head["tensors"].append([dtype_name(tensor.dtype), list(tensor.shape)])
+            body += tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return b"\n".join([json.dumps(head).encode(), body])
 
     def _of_outer_calls(self) -> Sample:
         """Calls inside others are compared only where the outer ones draw random numbers."""
-        made = Sample(self.asked, self.version, spent_s=self.spent_s, modes=self.modes)
+        outer = Sample(self.asked, self.version, spent_s=self.spent_s, modes=self.modes)
         cpu = torch.device("cpu")
-        for destination, held in self.held.items():
-            made.held[destination] = {
-                name: made.put(self.tensors[number]) for name, number in held.items()
-            }
+        for destination, numbers in self.held.items():
+            outer.held[destination] = {}
+            for name, number in numbers.items():
+                outer.held[destination][name] = outer.put(self.tensors[number])
         for destination, parts in self.memory.items():
             for path, attributes in parts.items():
-                of_part = made.memory.setdefault(destination, {}).setdefault(path, {})
+                of_part = outer.memory.setdefault(destination, {}).setdefault(path, {})
                 for name, stored in attributes.items():
                     if stored is None:
                         of_part[name] = None
                     else:
-                        of_part[name] = made.put(self.get(stored, cpu))
+                        of_part[name] = outer.put(self.get(stored, cpu))
         for call in outermost(self.calls):
-            args, outs = (made.put(self.get(value, cpu)) for value in (call.args, call.outs))
-            made.calls.append(PartCall(call.destination, call.module, args, outs))
-        return made
+            args = outer.put(self.get(call.args, cpu))
+            outs = outer.put(self.get(call.outs, cpu))
+            outer.calls.append(PartCall(call.destination, call.module, args, outs))
+        return outer
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sample:
-        head, _, body = data.partition(b"\n")
-        made = json.loads(head)
-        sample = cls(made["asked"], made["version"], made["why_not"], made["spent_s"])
-        sample.calls = [PartCall(*call) for call in made["calls"]]
-        sample.held = made["held"]
-        sample.modes = made["modes"]
-        sample.memory = made["memory"]
+        text, _, body = data.partition(b"\n")
+        head = json.loads(text)
+        sample = cls(head["asked"], head["version"], head["why_not"], head["spent_s"])
+        sample.calls = [PartCall(*call) for call in head["calls"]]
+        sample.held = head["held"]
+        sample.modes = head["modes"]
+        sample.memory = head["memory"]
         at = 0
-        for dtype, shape in made["tensors"]:
+        for dtype, shape in head["tensors"]:
             empty = torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
             size = empty.numel() * empty.element_size()
             if size:
@@ -215,11 +220,11 @@ def sampling(
 ) -> Iterator[None]:
     """Leave a sample of one call in the rollout of the block, of another one for each question."""
     before = asked % _CALLS
-    taken = False
+    is_left = False
 
-    def take() -> None:
-        nonlocal taken
-        taken = True
+    def leave() -> None:
+        nonlocal is_left
+        is_left = True
         began = time.perf_counter()
         sample = sample_of(shadow, asked, version, arrive)
         sample.spent_s = time.perf_counter() - began
@@ -227,14 +232,14 @@ def sampling(
 
     def look() -> None:
         nonlocal before
-        if not taken and before == 0:
-            take()
+        if not is_left and before == 0:
+            leave()
         before -= 1
 
     with shadow.before_calls(look):
         yield
-    if not taken:
-        take()
+    if not is_left:
+        leave()
 
 
 def sample_of(
@@ -246,49 +251,56 @@ def sample_of(
         return sample
     with undisturbed(shadow.policy), torch.no_grad():
         for destination, module in shadow.modules.items():
-            brought = set(arrive(destination))
-            leaves = (
-                leaf for leaf in Leaves(module, destination).leaves if leaf.kind != "extra_state"
-            )
-            kept = [leaf for leaf in leaves if leaf.kind != "parameter" or leaf.name not in brought]
-            sample.held[destination] = {leaf.name: sample.put(leaf.read()) for leaf in kept}
-            parts = unwrap(module, destination).named_modules()
-            sample.modes[destination] = {name: part.training for name, part in parts}
-        with (
-            _remembering(sample, shadow.modules),
-            _recording(sample, {} if shadow.compiled else shadow.modules),
-        ):
+            _put_state(sample, module, destination, set(arrive(destination)))
+
+        recorded = {} if shadow.compiled else shadow.modules
+        with _remembering(sample, shadow.modules), _recording(sample, recorded):
             acted = shadow.call()
+        if acted is None:
+            return sample
+
+        # Compiled code calls no hooks: then the policy is compared as a whole.
+        observation, action = acted
         policy = unwrap(shadow.policy, "policy")
+        called = {call.destination for call in sample.calls}
         for destination, module in shadow.modules.items():
-            seen = any(call.destination == destination for call in sample.calls)
-            if acted is not None and not seen and unwrap(module, destination) is policy:
-                # Compiled code calls no hooks: the policy is compared as a whole.
-                args = selected(policy, acted[0], "in_keys")
-                outs = selected(policy, acted[1], "out_keys")
-                sample.calls.append(PartCall(destination, "", [sample.put(args)], sample.put(outs)))
+            if destination not in called and unwrap(module, destination) is policy:
+                args = sample.put(selected(policy, observation, "in_keys"))
+                outs = sample.put(selected(policy, action, "out_keys"))
+                sample.calls.append(PartCall(destination, "", [args], outs))
     return sample
+
+
+def _put_state(sample: Sample, module: nn.Module, destination: str, brought: set[str]) -> None:
+    """Put the leaves of a module that no version brings into a sample, and the modes of its parts."""
+    sample.held[destination] = {}
+    for leaf in Leaves(module, destination).leaves:
+        if leaf.kind == "extra_state" or (leaf.kind == "parameter" and leaf.name in brought):
+            continue
+        sample.held[destination][leaf.name] = sample.put(leaf.read())
+    sample.modes[destination] = {}
+    for path, part in unwrap(module, destination).named_modules():
+        sample.modes[destination][path] = part.training
 
 
 @contextmanager
 def _remembering(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Put the attributes that the block changes into a sample, as they were before: what modules remember."""
     both = Sample(sample.asked, sample.version)  # equal values have equal numbers in it
-    before = {
-        destination: _attributes(both, module, destination)
-        for destination, module in modules.items()
-    }
+    before: dict[str, dict[tuple[str, str], Any]] = {}
+    for destination, module in modules.items():
+        before[destination] = _attributes(both, module, destination)
     yield
     cpu = torch.device("cpu")
     for destination, module in modules.items():
         for (path, name), after in _attributes(both, module, destination).items():
             stored = before[destination].get((path, name))
-            if stored != after:
-                if stored is None:
-                    value = None
-                else:
-                    value = sample.put(both.get(stored, cpu))
-                sample.memory.setdefault(destination, {}).setdefault(path, {})[name] = value
+            if stored == after:
+                continue
+            value = None
+            if stored is not None:
+                value = sample.put(both.get(stored, cpu))
+            sample.memory.setdefault(destination, {}).setdefault(path, {})[name] = value
 
 
 def _attributes(sample: Sample, module: nn.Module, where: str) -> dict[tuple[str, str], Any]:
@@ -312,15 +324,15 @@ def _recording(sample: Sample, modules: Mapping[str, nn.Module]) -> Iterator[Non
     of_parts: list[list[PartCall | None]] = []
     with ExitStack() as hooks:
         for destination, module in modules.items():
-            parts = sorted(
-                unwrap(module, destination).named_modules(), key=lambda named: named[0].count(".")
-            )
-            for name, part in parts[:_PARTS]:
-                if not isinstance(part, torch.jit.ScriptModule) and not is_tensordict_params(part):
-                    of_parts.append([])
-                    before, after = _hooks(sample, destination, name, of_parts[-1])
-                    hooks.enter_context(part.register_forward_pre_hook(before, with_kwargs=True))
-                    hooks.enter_context(part.register_forward_hook(after))
+            parts = unwrap(module, destination).named_modules()
+            outermost_first = sorted(parts, key=lambda named: named[0].count("."))
+            for name, part in outermost_first[:_PARTS]:
+                if isinstance(part, torch.jit.ScriptModule) or is_tensordict_params(part):
+                    continue
+                of_parts.append([])
+                before, after = _hooks(sample, destination, name, of_parts[-1])
+                hooks.enter_context(part.register_forward_pre_hook(before, with_kwargs=True))
+                hooks.enter_context(part.register_forward_hook(after))
         yield
     sample.calls = [calls[0] for calls in of_parts if len(calls) == 1 and calls[0] is not None]
 
@@ -358,7 +370,9 @@ def selected(module: nn.Module, value: object, keys: str) -> object:
 
     if not isinstance(module, TensorDictModuleBase):
         return value
-    return value.select(*(module.in_keys if keys == "in_keys" else module.out_keys), strict=False)
+    if keys == "in_keys":
+        return value.select(*module.in_keys, strict=False)
+    return value.select(*module.out_keys, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +387,5 @@ class Judgement:
     @property
     def untold(self) -> tuple[str, ...]:
         """Of what nothing can be said, and why."""
-        return (
-            *self.uncompared,
-            *(f"{part} gives the same with other weights" for part in self.powerless),
-        )
+        powerless = [f"{part} gives the same with other weights" for part in self.powerless]
+        return (*self.uncompared, *powerless)

@@ -39,10 +39,12 @@ class StartLog:
             file = SharedFile.open(self.address)
             if self.name not in file.name:
                 raise BoardClosed("the learner waits no longer")
-            kept = os.dup(1), os.dup(2)
+            outputs = os.dup(1), os.dup(2)
         except (BoardClosed, OSError):  # or this process has no output
             yield
             return
+
+        # What is printed goes into the file, and a thread watches where this one is.
         file.resize(0)
         _point_output_at((file.fd, file.fd))
         over = threading.Event()
@@ -58,8 +60,9 @@ class StartLog:
         finally:
             over.set()
             noting.join()
-            _point_output_at(kept)
-            for fd in kept:
+            # before it is shown: this process shows it
+            _point_output_at(outputs)
+            for fd in outputs:
                 os.close(fd)
             show(self.worker, _text(file).partition(_STACK)[0])
             file.resize(0)
@@ -68,11 +71,12 @@ class StartLog:
     def _note_stack(self, file: SharedFile, maker: int, over: threading.Event) -> None:
         """Write where a thread is, if it is still there shortly before the learner gives up."""
         left_s = self.until_s - time.monotonic()
-        if not over.wait(None if left_s == float("inf") else max(0.05, _NOTED_AT * left_s)):
-            frame = sys._current_frames()[maker]
-            file.write(
-                f"{_STACK}\n{''.join(traceback.format_stack(frame))}".encode(), file.size_bytes()
-            )
+        wait_s = None
+        if left_s < float("inf"):
+            wait_s = max(0.05, _NOTED_AT * left_s)
+        if not over.wait(wait_s):
+            stack = "".join(traceback.format_stack(sys._current_frames()[maker]))
+            file.write(f"{_STACK}\n{stack}".encode(), file.size_bytes())
 
 
 class StartLogs:
@@ -83,9 +87,13 @@ class StartLogs:
             until_s = float("inf")
         else:
             until_s = time.monotonic() + timeout_s
-        names = [f"rlsync-start-{worker}-{os.urandom(8).hex()}" for worker in range(workers)]
-        self._files = [SharedFile.create(name) for name in names]
-        self.each = [StartLog(n, f.address, names[n], until_s) for n, f in enumerate(self._files)]
+        self._files: list[SharedFile] = []
+        self.each: list[StartLog] = []
+        for worker in range(workers):
+            name = f"rlsync-start-{worker}-{os.urandom(8).hex()}"
+            file = SharedFile.create(name)
+            self._files.append(file)
+            self.each.append(StartLog(worker, file.address, name, until_s))
 
     def doing(self, worker: int) -> str:
         """What a worker that is not ready does, in words; shows what it has printed."""

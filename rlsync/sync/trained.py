@@ -30,18 +30,24 @@ class Training:
     losses: Callable[[], Mapping[str, nn.Module]] = dict
 
     def parameters(self) -> list[Tensor]:
-        return [p for o in self.optimizers() for group in o.param_groups for p in group["params"]]
+        return [parameter for parameter, _ in self._with_groups()]
 
     def of(self, sent: Iterable[Tensor]) -> list[tuple[Tensor, Mapping[str, Any]]]:
         """The optimizers' parameters in the memory of some tensors, each with its group."""
         covered = Covered(sent)
-        groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
-        return [(p, group) for group in groups for p in group["params"] if p in covered]
+        return [each for each in self._with_groups() if each[0] in covered]
+
+    def _with_groups(self) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
+        for optimizer in self.optimizers():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    yield parameter, group
 
     def why_nothing_learns(
         self, source: str, sent: Iterable[Tensor], network: tuple[str, nn.Module] | None
     ) -> errors.NothingLearns | None:
         """Why the optimizers cannot change what a source sends, a part of a network; ``None`` if they can."""
+        # A copy of the learner's network: no optimizer has any of it.
         sent = list(sent)
         mine = self.of(sent)
         learnt = any(tensor.requires_grad for tensor in sent)
@@ -49,15 +55,18 @@ class Training:
             problem = f"{source} is the collector's own, and no optimizer changes it"
             cure = "name the learner's module, for example loss_module.actor_network"
             return errors.NothingLearns(problem, f"source {source}", cure)
+
+        # A frozen network: there are parameters, and none gets gradients.
         where = f"source {source}, {len(mine)} parameters in the optimizers"
         is_frozen = network is not None and self._is_frozen(network[1])
         if (mine or is_frozen) and not any(p.requires_grad for p, _ in mine):
-            held = f"{'an' if mine else 'no'} optimizer holds {source}"
-            problem = f"{held}, and none of its parameters requires a gradient"
+            holder = "an optimizer" if mine else "no optimizer"
+            problem = f"{holder} holds {source}, and none of its parameters requires a gradient"
             cure = "call requires_grad_(True) on the module before the optimizer is made; "
             cure += "if it is to stay as it is, SyncWeights(..., max_unchanged_publishes=None)"
             return errors.NothingLearns(problem, where, cure)
-        # A scheduler, which may begin at 0, writes initial_lr.
+
+        # Steps of length 0. A scheduler, which may begin at 0, writes initial_lr.
         still = [p for p, group in mine if float(group["lr"]) == 0 and "initial_lr" not in group]
         if still:
             if len(still) == len(mine):
@@ -75,18 +84,21 @@ class Training:
 
         It is no average, target or reference of one that is trained: those have its shapes.
         """
-        own = list(network.parameters())
-        held = self.parameters()
-        if not own or not held or any(p.requires_grad for p in own):
+        parameters = list(network.parameters())
+        trained = self.parameters()
+        if not parameters or not trained or any(p.requires_grad for p in parameters):
             return False
         of_losses = Covered(self.named().values())
-        follows = Counter(p.shape for p in own) <= Counter(p.shape for p in held)
-        return not follows and all(p in of_losses for p in own)
+        follows = Counter(p.shape for p in parameters) <= Counter(p.shape for p in trained)
+        return not follows and all(parameter in of_losses for parameter in parameters)
 
     def named(self) -> dict[str, Tensor]:
         """The parameters of the losses, by name."""
-        losses = self.losses().items()
-        return {f"{path}.{name}": p for path, loss in losses for name, p in loss.named_parameters()}
+        named: dict[str, Tensor] = {}
+        for path, loss in self.losses().items():
+            for name, parameter in loss.named_parameters():
+                named[f"{path}.{name}"] = parameter
+        return named
 
     def network_of(self, root: object, path: Path) -> tuple[str, nn.Module] | None:
         """The outermost network on a source's path, with its own path; ``None`` if there is no module."""
@@ -95,9 +107,9 @@ class Training:
             part = Path(path.segments[:depth])
             module = walk(root, part, error=errors.SourceNotFound, root_name="the trainer")
             is_source = depth == len(path.segments)
-            if isinstance(module, nn.Module) and (
-                is_source or all(module is not loss for loss in losses)
-            ):
+            if not isinstance(module, nn.Module):
+                continue
+            if is_source or all(module is not loss for loss in losses):
                 return str(part), module
         return None
 
@@ -116,12 +128,11 @@ def unsent(
     covered = Covered(sent)
     names: dict[int, str] = {}  # networks may share parameters: the first one's name stands
     for path, network in networks.items():
-        parts = (
-            (f"{path}.{at}", part)
-            for at, part in _unregistered(network)
-            if isinstance(part, nn.Module)
-        )
-        for at, part in ((path, network), *parts):
+        parts = [(path, network)]
+        for at, part in _unregistered(network):
+            if isinstance(part, nn.Module):
+                parts.append((f"{path}.{at}", part))
+        for at, part in parts:
             for name, parameter in part.named_parameters():
                 if parameter in held and parameter not in covered:
                     names.setdefault(id(parameter), uncompiled(f"{at}.{name}"))
@@ -133,11 +144,11 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
     if not isinstance(leaves.root, nn.Module):
         return
     known = Covered(leaves.tensors())
-    held = Covered(training.parameters())
+    trained = Covered(training.parameters())
     for name, tensor in _unregistered(leaves.root):
         if not isinstance(tensor, Tensor) or tensor in known:
             continue
-        if tensor in held or (tensor.is_leaf and tensor.requires_grad):
+        if tensor in trained or (tensor.is_leaf and tensor.requires_grad):
             problem = f"{name} is trained, and is no parameter: nobody sends it"
             cure = "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
             cure += "nn.ParameterList; a tensor that needs no gradient may be a buffer"
@@ -149,18 +160,21 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
 def _unregistered(root: nn.Module) -> Iterator[tuple[str, Tensor | nn.Module]]:
     """Tensors, and modules in dicts, lists and tuples, that torch does not know to be a module's own."""
     for path, module in root.named_modules():
-        values = {n: v for n, v in vars(module).items() if n not in OF_EVERY_MODULE}
-        yield from _contents(
-            {n: v for n, v in values.items() if not isinstance(v, nn.Module)}, path
-        )
+        for name, value in vars(module).items():
+            if name not in OF_EVERY_MODULE and not isinstance(value, nn.Module):
+                yield from _contents(value, f"{path}.{name}".lstrip("."))
 
 
 def _contents(value: object, path: str) -> Iterator[tuple[str, Tensor | nn.Module]]:
+    inside: Iterable[tuple[object, object]] = ()
     if isinstance(value, Tensor | nn.Module):
         yield path, value
-    elif isinstance(value, dict | list | tuple):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _contents(item, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    for key, item in inside:
+        yield from _contents(item, f"{path}.{key}".lstrip("."))
 
 
 #: after so many publishes in a row that sent the same weights there is a warning
@@ -205,9 +219,8 @@ class Gradients:
     def look(self, routes: Sequence[Route], leaves: Sequence[Leaf]) -> None:
         """Warn, once, if it is time; asked before each publish."""
         if not self._hooks and not self._told:
-            self._hooks = [
-                o.register_step_pre_hook(self._before_step) for o in self._training.optimizers()
-            ]
+            for optimizer in self._training.optimizers():
+                self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         if self._told or self.steps < _FIRST_STEPS:
             return
         mine = [p for p, _ in self._training.of(leaf.read() for leaf in leaves)]
@@ -231,12 +244,13 @@ class Gradients:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.steps += 1
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if parameter.grad is not None:
-                self._graded.add(id(parameter))
-                continue
-            self._without[id(parameter)] += 1
-            self._writes.setdefault(id(parameter), writes(parameter))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._graded.add(id(parameter))
+                    continue
+                self._without[id(parameter)] += 1
+                self._writes.setdefault(id(parameter), writes(parameter))
 
 
 class Unchanged:
@@ -284,19 +298,27 @@ class Unchanged:
         """Whether autograd saw a write to a source, or a source is other memory, since the last look."""
         # One tensor is read at each publish, at no cost; the others only if it stands still.
         before = self._marks.get(self._witness)
-        if before is not None and (now := _mark(self._leaves[self._witness].read())) != before:
-            self._marks[self._witness] = now
-            return True
+        if before is not None:
+            now = _mark(self._leaves[self._witness].read())
+            if now != before:
+                self._marks[self._witness] = now
+                return True
         marks = {i: _mark(tensor) for i, tensor in self._watched().items()}
         moved = [i for i, mark in marks.items() if self._marks.get(i, mark) != mark]
         first = not self._marks
         self._marks = marks
-        self._witness = moved[0] if moved else self._witness
+        if moved:
+            self._witness = moved[0]
         return first or bool(moved)
 
     def _watched(self) -> dict[int, Tensor]:
-        tensors = ((i, leaf.read()) for i, leaf in enumerate(self._leaves))
-        return {i: tensor for i, tensor in tensors if tensor.requires_grad}
+        """The sources that require a gradient, by number."""
+        watched = {}
+        for i, leaf in enumerate(self._leaves):
+            tensor = leaf.read()
+            if tensor.requires_grad:
+                watched[i] = tensor
+        return watched
 
     def _count(self, routes: Sequence[Route]) -> None:
         assert self._patience is not None
@@ -314,23 +336,23 @@ class Unchanged:
                 self._patience = 2 * self._patience
 
     def _values(self) -> Values:
-        return Values(
-            digest(self._watched().values()), [digest([p]) for p in self._training.parameters()]
-        )
+        sources = digest(self._watched().values())
+        return Values(sources, [digest([each]) for each in self._training.parameters()])
 
     def _judge(
         self, routes: Sequence[Route], before: Values, now: Values
     ) -> errors.NothingChanged | None:
         parameters = self._training.parameters()
         names = self._training.named()
-        held = Covered(parameters)
+        trained = Covered(parameters)
         if before.sources != now.sources or len(before.held) != len(now.held):
             return None  # they moved, or there is another optimizer: too early to tell
-        moving = [
-            p for p, old, new in zip(parameters, before.held, now.held, strict=True) if old != new
-        ]
-        lost = [p for p in names.values() if p.grad is not None and p not in held]
-        if moving and not lost and any(tensor in held for tensor in self._watched().values()):
+        moving = []
+        for parameter, old, new in zip(parameters, before.held, now.held, strict=True):
+            if old != new:
+                moving.append(parameter)
+        lost = [p for p in names.values() if p.grad is not None and p not in trained]
+        if moving and not lost and any(tensor in trained for tensor in self._watched().values()):
             return None
         who_moves = f"the optimizers move {_listed(moving, names)}"
         if not self._gradients.steps:
@@ -350,10 +372,13 @@ def _mark(tensor: Tensor) -> tuple[object, int]:
 
 
 def _listed(parameters: Sequence[Tensor], named: dict[str, Tensor]) -> str:
-    names = {id(parameter): name for name, parameter in named.items()}
-    labels = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in parameters]
-    if not labels:
+    if not parameters:
         return "nothing"
-    if len(labels) == 1:
-        return labels[0]
-    return f"{labels[0]} and {len(labels) - 1} more"
+    first = parameters[0]
+    label = f"a parameter of shape {tuple(first.shape)}"
+    for name, parameter in named.items():
+        if parameter is first:
+            label = name
+    if len(parameters) == 1:
+        return label
+    return f"{label} and {len(parameters) - 1} more"

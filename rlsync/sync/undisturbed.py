@@ -37,8 +37,8 @@ def present_memory(module: nn.Module) -> Callable[[], None]:
     known: set[int] = set()
     leaves = Covered(module.parameters())
     for part in module.modules():
-        for held in (vars(part), list(part._buffers.values())):
-            restores += _restores(held, leaves, known)
+        restores += _restores(vars(part), leaves, known)
+        restores += _restores(list(part._buffers.values()), leaves, known)
 
     def put_back() -> None:
         for restore in restores:
@@ -62,6 +62,7 @@ def _restores(  # noqa: C901 - a case for each kind
     known.add(id(value))
     inside: list[Any] = []
     match value:
+        # containers: their order and number, and what is inside of them
         case dict():
             inside = list(value.values())
             yield partial(_refill, value, dict(value))
@@ -72,6 +73,8 @@ def _restores(  # noqa: C901 - a case for each kind
             inside = list(value)
         case set():
             yield partial(_refill, value, set(value))
+
+        # numbers, which are written to in place
         case np.ndarray() if value.flags.writeable:
             yield partial(np.copyto, value, value.copy())
         case _ if isinstance(value, _GENERATOR):
@@ -104,10 +107,9 @@ def _put_back(tensor: Tensor, values: Tensor) -> None:
 
 
 def random_states() -> tuple[Any, ...]:
+    cuda = None
     if torch.cuda.is_initialized():
         cuda = torch.cuda.get_rng_state_all()
-    else:
-        cuda = None
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 
 

@@ -100,19 +100,18 @@ class Prints:
 
 def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str) -> list[Deviation]:
     """Compare one worker's answer with what was published under the version that it is about."""
-    found = []
+    deviations = []
     for destination, prints in published.items():
+        wrong = []
         if answer.kept.get(destination) != prints.parameters:
-            wrong = ["parameters"]
-        else:
-            wrong = []
+            wrong.append("parameters")
         if answer.arrived and answer.arrived.get(destination) != prints.others:
             wrong.append("buffers or extra state")
         if wrong:
             leaves = " and the ".join(wrong)
             problem = f"the {leaves} that act are not those published as version {answer.version}"
-            found.append(Deviation(problem, f"destination {destination!r} of {who}"))
-    return found
+            deviations.append(Deviation(problem, f"destination {destination!r} of {who}"))
+    return deviations
 
 
 @dataclass(eq=False)
@@ -207,7 +206,9 @@ class Verification:
         newest = publisher.transport.newest_leaves()
         before = publisher.transport.leaves_before()
         if self._judge is not None:
-            self._images[0] = {} if before is None else _copied(*before)
+            self._images[0] = {}
+            if before is not None:
+                self._images[0] = _copied(*before)
         if newest is not None:
             self._remember(publisher.transport.newest_stamp.version, *newest)
         # A transport that keeps no copy can be asked about the next version only.
@@ -216,13 +217,16 @@ class Verification:
         return lowest
 
     def hear(self) -> Found:
+        """What the workers have answered so far; it compares each answer once."""
         with self._counted():
-            found = self._hear()
+            news = self._hear()
         if not self._open:
             self._images = {}
             self.publisher.compares = self._watched_at is not None
-        comparing_s = self.publisher.comparing_s + max(self._spent_s.values(), default=0.0)
-        return replace(found, comparing_s=comparing_s if found.behaviour else 0.0)
+        if news.behaviour:
+            slowest_s = max(self._spent_s.values(), default=0.0)
+            news = replace(news, comparing_s=self.publisher.comparing_s + slowest_s)
+        return news
 
     def _hear(self) -> Found:
         transport = self.publisher.transport
@@ -240,11 +244,15 @@ class Verification:
             answered += 1
             whole += bool(answer.arrived)
             self._spent_s.setdefault(worker, answer.spent_s)
-            who = f"{self.called(worker)} (pid {status.pid if status else 'unknown'})"
-            others = _deviations(self._published[answer.version], answer, who)
+            pid = "unknown" if status is None else status.pid
+            who = f"{self.called(worker)} (pid {pid})"
+            other_weights = _deviations(self._published[answer.version], answer, who)
             judged = self._judgement(worker)
             # With other weights, other outputs are no news.
-            wrong += others or [Deviation(problem, who, OUTPUTS_CURE) for problem in judged.wrong]
+            if other_weights:
+                wrong += other_weights
+            else:
+                wrong += [Deviation(problem, who, OUTPUTS_CURE) for problem in judged.wrong]
         self._open = self._open and bool(waiting)
         behaviour = tuple(self._judged.values())
         return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong), behaviour)
@@ -252,29 +260,25 @@ class Verification:
     def _judgement(self, worker: int) -> Judgement:
         """Compare a worker's sample once."""
         if self._judge is not None and worker not in self._judged:
-            note = self.publisher.transport.note(worker, Note.SAMPLE)
-            sample = None if note is None else Sample.from_bytes(note)
-            if sample is not None:
-                self._spent_s[worker] += sample.spent_s
             judged = Judgement(uncompared=("no sample of a version whose image was kept",))
-            if (
-                sample is not None
-                and sample.asked == self._question
-                and sample.version in self._images
-            ):
-                before = max(version for version in self._images if version < sample.version)
-                judged = self._judge(sample, (self._images[sample.version], self._images[before]))
+            note = self.publisher.transport.note(worker, Note.SAMPLE)
+            if note is not None:
+                sample = Sample.from_bytes(note)
+                self._spent_s[worker] += sample.spent_s
+                if sample.asked == self._question and sample.version in self._images:
+                    before = max(version for version in self._images if version < sample.version)
+                    images = (self._images[sample.version], self._images[before])
+                    judged = self._judge(sample, images)
             self._judged[worker] = judged
         return self._judged.get(worker, Judgement())
 
     def _answer(self, worker: int) -> WorkerAnswer | None:
+        """What a worker has answered to the present question; None if nothing yet."""
         note = self.publisher.transport.note(worker, Note.ANSWER)
-        answer = None if note is None else WorkerAnswer.from_json(note)
-        if (
-            answer is None
-            or answer.asked != self._question
-            or answer.version not in self._published
-        ):
+        if note is None:
+            return None
+        answer = WorkerAnswer.from_json(note)
+        if answer.asked != self._question or answer.version not in self._published:
             return None
         return answer
 
@@ -288,7 +292,7 @@ class Verification:
             return
         # The copy: buffers may have changed since, while a thread was copying the rest.
         layout, tensors = self.publisher.transport.newest_leaves() or (layout, tensors)
-        found: dict[str, list[tuple[Kind, Tensor]]] = {}
+        leaves: dict[str, list[tuple[Kind, Tensor]]] = {}
         kinds: dict[str, dict[str, Kind]] = {}
         for entry in layout.entries:
             destination = entry.destination
@@ -299,13 +303,14 @@ class Verification:
                 kinds[destination] = {spec.name: spec.kind for spec in specs}
             if not leaf.excluded and tensor is not None:  # a worker keeps its own value of those
                 kind = kinds[destination].get(leaf.name, leaf.kind)
-                found.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
-        self._published[version] = {d: Prints.of(of_d) for d, of_d in found.items()}
-        size = 1 + sum(tensor.nbytes for tensor in tensors if tensor is not None)
-        if self._judge is not None and len(self._images) < max(
-            _IMAGES, min(_IMAGE_BYTES // size, 32)
-        ):
-            self._images[version] = _copied(layout, tensors, self.publisher.sources)
+                leaves.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
+        self._published[version] = {name: Prints.of(each) for name, each in leaves.items()}
+
+        if self._judge is not None:
+            size = 1 + sum(tensor.nbytes for tensor in tensors if tensor is not None)
+            at_most = max(_IMAGES, min(_IMAGE_BYTES // size, 32))
+            if len(self._images) < at_most:
+                self._images[version] = _copied(layout, tensors, self.publisher.sources)
 
 
 def _copied(
@@ -347,18 +352,19 @@ class Answers:
             yield
             return
         began = time.perf_counter()
-        arrived = self.digests(False) if fresh else {}
+        arrived: dict[str, int] = {}
+        if fresh:
+            arrived = self.digests(False)
         spent_s = time.perf_counter() - began
         with ExitStack() as stack:
             if self.shadow is not None:
-                stack.enter_context(
-                    sampling(self.shadow(), asked, version, self.arrive, self.subscriber)
-                )
+                sample = sampling(self.shadow(), asked, version, self.arrive, self.subscriber)
+                stack.enter_context(sample)
             yield
         began = time.perf_counter()
-        kept = self.digests(True)
+        parameters = self.digests(True)
         spent_s += time.perf_counter() - began
-        answer = WorkerAnswer(asked, version, kept, arrived, spent_s)
+        answer = WorkerAnswer(asked, version, parameters, arrived, spent_s)
         self.subscriber.leave_note(answer.to_json(), Note.ANSWER)
         self.answered = asked
 

@@ -80,10 +80,12 @@ class WorkersPublisher(Publisher):
 
     def acting(self) -> Acting:
         """What the workers found out about which of their leaves act."""
-        notes = (
-            self.transport.note(worker, Note.ACTING) for worker in range(self.collector.num_workers)
-        )
-        return Acting.of_all(Acting.from_json(note) for note in notes if note is not None)
+        of_workers = []
+        for worker in range(self.collector.num_workers):
+            note = self.transport.note(worker, Note.ACTING)
+            if note is not None:
+                of_workers.append(Acting.from_json(note))
+        return Acting.of_all(of_workers)
 
     def has_told(self, worker: int) -> bool:
         """Whether a worker has said which leaves it has, of every destination."""
@@ -91,18 +93,18 @@ class WorkersPublisher(Publisher):
         return note is not None and set(self.destinations) <= set(specs_from_json(note))
 
     def _read_notes(self) -> None:
-        notes = [
-            self.transport.note(worker, Note.LEAVES) for worker in range(self.collector.num_workers)
-        ]
-        said = [specs_from_json(note) for note in notes if note is not None]
-        if len(said) < len(notes):
-            return  # the workers are still being constructed
-        for worker, told in enumerate(said):
-            for destination, leaves in told.items():
-                check_same_leaves(
-                    leaves, said[0][destination], f"{destination} of worker {worker}", "of worker 0"
-                )
-        self._specs = {destination: _seen_in(said, destination) for destination in said[0]}
+        of_workers = []
+        for worker in range(self.collector.num_workers):
+            note = self.transport.note(worker, Note.LEAVES)
+            if note is None:
+                return  # the workers are still being constructed
+            of_workers.append(specs_from_json(note))
+        for worker, specs in enumerate(of_workers):
+            for destination, leaves in specs.items():
+                expected = of_workers[0][destination]
+                where = f"{destination} of worker {worker}"
+                check_same_leaves(leaves, expected, where, "of worker 0")
+        self._specs = {name: _seen_in(of_workers, name) for name in of_workers[0]}
 
     @contextmanager
     def one_publish(self, destinations: Iterable[str] = ()) -> Iterator[None]:
@@ -167,20 +169,24 @@ class WorkersPublisher(Publisher):
 
     def send_over(self, destination: str, weights: Mapping[str, Tensor]) -> None:
         """Publish the leaves that the workers have of a state dict; others keep their newest value."""
-        specs = self.specs(destination) or ()
-        kept = {
-            name: tensor for (of, name), tensor in held(self.transport).items() if of == destination
-        }
-        named = {spec.name for spec in specs}
-        self.send(destination, kept | {name: t for name, t in weights.items() if name in named})
+        in_workers = {spec.name for spec in self.specs(destination) or ()}
+        leaves = {}
+        for (published_to, name), tensor in held(self.transport).items():
+            if published_to == destination:
+                leaves[name] = tensor
+        for name, tensor in weights.items():
+            if name in in_workers:
+                leaves[name] = tensor
+        self.send(destination, leaves)
 
 
 def _seen_in(
     workers: Sequence[Mapping[str, Sequence[LeafSpec]]], destination: str
 ) -> list[LeafSpec]:
     """The leaves of a destination, alike in all workers; their devices may differ."""
-    of_each = (told[destination] for told in workers if destination in told)
-    return [
-        replace(same[0], device=", ".join(dict.fromkeys(leaf.device for leaf in same)))
-        for same in zip(*of_each, strict=True)
-    ]
+    of_each = [leaves[destination] for leaves in workers if destination in leaves]
+    specs = []
+    for same in zip(*of_each, strict=True):
+        devices = dict.fromkeys(leaf.device for leaf in same)
+        specs.append(replace(same[0], device=", ".join(devices)))
+    return specs

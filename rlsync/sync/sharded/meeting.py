@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from rlsync.transport.board.format import process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.rules import Key
 from rlsync.transport.shared_file import kind
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 _HEAD = struct.Struct("!I")
 
@@ -84,8 +87,10 @@ class Wire:
 
     def _left(self) -> int:
         """How many bytes are not here of a message's head, or of the whole message once its head is."""
-        is_head = len(self._read) < _HEAD.size
-        return _HEAD.size - len(self._read) + (0 if is_head else _HEAD.unpack_from(self._read)[0])
+        size = _HEAD.size
+        if len(self._read) >= _HEAD.size:
+            size += _HEAD.unpack_from(self._read)[0]
+        return size - len(self._read)
 
     def _received(self, data: memoryview) -> int:
         """Read what is there; returns how many bytes were."""
@@ -136,10 +141,11 @@ class RankNote:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankNote:
-        told = json.loads(text)
-        told["address"] = tuple(told["address"])
-        told["leaves"] = {name: Sharding.from_json(how) for name, how in told["leaves"].items()}
-        return cls(**told)
+        fields = json.loads(text)
+        fields["address"] = tuple(fields["address"])
+        for name, sharding in fields["leaves"].items():
+            fields["leaves"][name] = Sharding.from_json(sharding)
+        return cls(**fields)
 
 
 def process_group() -> object:
@@ -191,33 +197,34 @@ def read_notes(meeting: int, ranks: Iterable[int], timeout_s: float) -> list[Ran
     store = _store()
     deadline = time.monotonic() + timeout_s
     missing = sorted(ranks)
-    found: dict[int, RankNote] = {}
+    notes: dict[int, RankNote] = {}
     while missing:
         for rank in list(missing):
             if store.check([_key(rank, meeting)]):
-                found[rank] = RankNote.from_json(store.get(_key(rank, meeting)))
+                notes[rank] = RankNote.from_json(store.get(_key(rank, meeting)))
                 missing.remove(rank)
         if missing and time.monotonic() >= deadline:
-            where = f"weights sharded over {len(missing) + len(found) + 1} ranks, rank {own_rank()} publishes"
+            where = f"weights sharded over {len(missing) + len(notes) + 1} ranks, rank {own_rank()} publishes"
             cure = "on every rank that does not publish: shards = rlsync.SendShards({'policy': policy})"
             raise PublishError(
                 f"{named(missing)} made no SendShards within {timeout_s:g} s", where, cure
             )
         if missing:
             time.sleep(_LOOK_EVERY_S)
-    return [found[rank] for rank in sorted(found)]
+    return [notes[rank] for rank in sorted(notes)]
 
 
 def named(ranks: list[int]) -> str:
     """Ranks in words: ``rank 1``, ``ranks 1, 3``."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {', '.join(map(str, ranks))}"
 
 
 def _key(rank: int, number: int) -> str:
     return f"rlsync/notes/{rank}/{number}"
 
 
-def _store() -> Any:
+def _store() -> Store:
     process_group()
     # torch has no public name for it
     from torch.distributed.distributed_c10d import _get_default_store
@@ -293,7 +300,10 @@ class Other:
             )
 
     def __str__(self) -> str:
-        return f"rank {self.note.rank} ({', '.join(filter(None, (f'pid {self.note.pid}', self.state)))})"
+        known = f"pid {self.note.pid}"
+        if self.state:
+            known += f", {self.state}"
+        return f"rank {self.note.rank} ({known})"
 
 
 def full_name(key: Key) -> str:

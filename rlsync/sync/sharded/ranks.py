@@ -80,10 +80,7 @@ class Ranks:
 
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
         """Find the ranks that hold parts. PublishError: one is missing. LayoutMismatch: one differs."""
-        sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
-        shardings = {
-            meeting.full_name(key): Sharding.of(t, key[1], key[0]) for key, t in sharded.items()
-        }
+        shardings = _shardings(leaves)
         group = meeting.process_group()
         me = meeting.own_rank()
         if group is not self._group:  # also after a new init_process_group
@@ -94,10 +91,11 @@ class Ranks:
         for other in self._others.values():
             if other.gone:
                 raise self._without(other)
-        wanted = {rank for sharding in shardings.values() for rank in sharding.mesh_ranks} - {me}
-        for note in meeting.read_notes(
-            self._meeting, wanted - self._others.keys(), meeting.TIMEOUT_S
-        ):
+        wanted: set[int] = set()
+        for sharding in shardings.values():
+            wanted.update(sharding.mesh_ranks)
+        unmet = wanted - {me} - self._others.keys()
+        for note in meeting.read_notes(self._meeting, unmet, meeting.TIMEOUT_S):
             self._others[note.rank] = meeting.Other(note)
         for name, sharding in shardings.items():
             for rank in sharding.mesh_ranks:
@@ -124,10 +122,8 @@ class Ranks:
     def tell(self, error: BaseException | None) -> None:
         """Tell the other ranks what this publish has come to: a version, none, or an error."""
         if error is None:
-            words = {
-                "say": "done",
-                "version": None if self._filled is None else self._filled.version,
-            }
+            version = None if self._filled is None else self._filled.version
+            words = {"say": "done", "version": version}
         else:
             if not isinstance(error, RlsyncError):
                 error = RlsyncError(f"{type(error).__name__}: {error}")
@@ -180,25 +176,19 @@ class Ranks:
     ) -> Roster:
         """What the others must know of these leaves; they are told when it is new."""
         known = self._roster
-        if (
-            known
-            and known.layout is layout
-            and list(map(id, known.tensors)) == list(map(id, tensors))
-        ):
+        if known is not None and known.is_of(layout, tensors):
             return known
-        entries = [layout.owned[i] for i in places]
-        leaves = {(e.destination, e.leaf.name): t for e, t in zip(entries, tensors, strict=True)}
+        leaves: dict[Key, Tensor] = {}
+        rows: list[list[object]] = []
+        for place, tensor in zip(places, tensors, strict=True):
+            entry = layout.owned[place]
+            key = (entry.destination, entry.leaf.name)
+            leaves[key] = tensor
+            rows.append([meeting.full_name(key), entry.offset, entry.leaf.dtype_name])
         self.meet(leaves)
-        rows = [
-            [meeting.full_name((e.destination, e.leaf.name)), e.offset, e.leaf.dtype_name]
-            for e in entries
-        ]
         for other in self._others.values():
             self._send(other, {"say": "roster", "leaves": rows})
-        shardings = [
-            Sharding.of(tensor, name, destination) for (destination, name), tensor in leaves.items()
-        ]
-        self._roster = Roster(layout, list(tensors), shardings)
+        self._roster = Roster(layout, list(tensors), list(_shardings(leaves).values()))
         return self._roster
 
     def _collect(self, stamp: Stamp, roster: Roster, views: Sequence[Tensor]) -> None:
@@ -234,26 +224,35 @@ class Ranks:
         if message["say"] == "failed":
             raise PublishError(message["what"], message["where"], message["cure"])
         if message["say"] == "sends":
-            for view, blocks in zip(
-                views, roster.of(other.note.rank, meeting.own_rank()), strict=True
-            ):
+            parts = roster.of(other.note.rank, meeting.own_rank())
+            for view, blocks in zip(views, parts, strict=True):
                 other.receive_blocks(view, blocks, max(1e-3, deadline - time.monotonic()))
         return True
 
     def _too_late(
         self, missing: Sequence[meeting.Other], stamp: Stamp, timeout_s: float
     ) -> PublishError:
-        told = ", ".join(map(str, missing))
+        late = ", ".join(map(str, missing))
         for other in missing:
             if other.in_place is False:  # it may be in the middle of sending
                 other.lose("it did not send its parts in time")
         return PublishError(
-            f"{told} did not bring the parts of version {stamp.version} within {timeout_s:g} s; nothing was "
+            f"{late} did not bring the parts of version {stamp.version} within {timeout_s:g} s; nothing was "
             "published",
             self._where(),
             "look where that rank is: every rank calls its SendShards wherever this one publishes. Workers "
             "go on with the version before",
         )
+
+
+def _shardings(leaves: Mapping[Key, Tensor]) -> dict[str, Sharding]:
+    """How those leaves are sharded that are, by the name under which all ranks know them."""
+    shardings: dict[str, Sharding] = {}
+    for key, tensor in leaves.items():
+        if is_sharded(tensor):
+            destination, name = key
+            shardings[meeting.full_name(key)] = Sharding.of(tensor, name, destination)
+    return shardings
 
 
 def _without_board(subject: str, where: str) -> LayoutMismatch:
@@ -272,7 +271,12 @@ class Roster:
     shardings: list[Sharding]
     blocks: dict[int, list[list[Block]]] = field(default_factory=dict)
 
+    def is_of(self, layout: Layout, tensors: Sequence[Tensor]) -> bool:
+        """Whether it was made for this layout, and for these very tensors."""
+        return self.layout is layout and list(map(id, self.tensors)) == list(map(id, tensors))
+
     def of(self, rank: int, owner: int) -> list[list[Block]]:
+        """The blocks of each leaf that a rank brings."""
         if rank not in self.blocks:
             self.blocks[rank] = [sharding.blocks(rank, owner) for sharding in self.shardings]
         return self.blocks[rank]

@@ -119,10 +119,11 @@ class SendShards:
             raise ConfigError(problem, f"SendShards(timeout_s={timeout_s!r})", cure)
         self.timeout_s = timeout_s
         self._in_place = in_place
+
         self._leaves: dict[str, Leaf] = {}
-        described: dict[str, Sharding] = {}
+        shardings: dict[str, Sharding] = {}
         for destination, root in sources.items():
-            described |= self._describe(destination, root)
+            shardings |= self._describe(destination, root)
         if not self._leaves:
             where = (
                 f"SendShards({{{', '.join(map(repr, sources))}: ...}}) of rank {meeting.own_rank()}"
@@ -130,13 +131,19 @@ class SendShards:
             cure = "give it the module that FSDP or tensor parallelism has sharded; if none is sharded, the "
             cure += "publishing rank needs no other"
             raise LayoutMismatch("no leaf is sharded, so there is nothing to send", where, cure)
+
+        # The owner connects to this rank, when it first wants something, and proves by the token that it
+        # has read the note.
         self._listener = meeting.listen()
-        rank = meeting.own_rank()
-        pid = os.getpid()
-        token = secrets.token_hex(16)
         address, port, *_ = self._listener.getsockname()
         self._note = meeting.RankNote(
-            rank, pid, kind().host(), (address, port), token, timeout_s, described
+            rank=meeting.own_rank(),
+            pid=os.getpid(),
+            host=kind().host(),
+            address=(address, port),
+            token=secrets.token_hex(16),
+            timeout_s=timeout_s,
+            leaves=shardings,
         )
         self._wire: meeting.Wire | None = None
         self._owner = -1
@@ -181,12 +188,13 @@ class SendShards:
 
     def _describe(self, destination: str, root: object) -> dict[str, Sharding]:
         where = f"SendShards, {destination!r}"
-        sharded = [
-            leaf for leaf in Leaves(root, where, shards=True).leaves if is_sharded(leaf.read())
-        ]
-        mine = {meeting.full_name((destination, leaf.name)): leaf for leaf in sharded}
-        self._leaves |= mine
-        return {name: Sharding.of(leaf.read(), leaf.name, where) for name, leaf in mine.items()}
+        shardings: dict[str, Sharding] = {}
+        for leaf in Leaves(root, where, shards=True).leaves:
+            if is_sharded(leaf.read()):
+                name = meeting.full_name((destination, leaf.name))
+                self._leaves[name] = leaf
+                shardings[name] = Sharding.of(leaf.read(), leaf.name, where)
+        return shardings
 
     # ---------------------------------------------------------------------------- what the owner says
 
@@ -219,8 +227,9 @@ class SendShards:
             wire.close()  # somebody else's connection
         self._owner = hello["owner"]
         if self._in_place:
-            told = hello["board"]
-            handle = BoardHandle(FileAddress(**told.pop("address")), **told)
+            board = hello["board"]
+            address = FileAddress(**board["address"])
+            handle = BoardHandle(address, board["board_id"], board["generation"])
             with suppress(BoardClosed):  # on another host: the parts are sent
                 self._board = RankEnd(handle)
         wire.send({"in_place": self._board is not None}, self.timeout_s)
@@ -235,14 +244,8 @@ class SendShards:
         leaf = self._leaves[name]
         tensor = leaf.read()
         sharding = Sharding.of(tensor, leaf.name, self._where())
-        return Wanted(
-            name,
-            leaf,
-            tensor,
-            offset,
-            dtype_named(dtype),
-            sharding.blocks(self._note.rank, self._owner),
-        )
+        blocks = sharding.blocks(self._note.rank, self._owner)
+        return Wanted(name, leaf, tensor, offset, dtype_named(dtype), blocks)
 
     def _bring(self, call: dict[str, Any]) -> dict[str, Any] | None:
         """Bring this rank's parts, or say why not; returns what the owner has said meanwhile."""
