@@ -51,6 +51,12 @@ class PlannedHandle:
         return PlannedReader(self, apply, reader)
 
 
+def _rollout_at(number: int, plan: Sequence[Rollout]) -> Rollout | None:
+    if number < len(plan):
+        return plan[number]
+    return None
+
+
 class PlannedReader(BoardReader):
     """Begins each rollout with the version of the plan, and waits until that is published.
 
@@ -64,8 +70,10 @@ class PlannedReader(BoardReader):
         self._by_turn = isinstance(self._plan, FixedLag)
         self._own, self._counts = handle.mark.open(handle.address, _BYTES, "plan of rollouts")
         self._at = _BEGUN + reader
-        first = self._counts[self._at]
-        self._life = self._plan[first].life if first < len(self._plan) else None
+        first = _rollout_at(self._counts[self._at], self._plan)
+        self._life: int | None = None
+        if first is not None:
+            self._life = first.life
         self._acts = False
         #: Is called while this reader waits for its version, with the time since when, in ns; returns that of
         #: now. A sign of life for whoever watches the process, and the wait for whoever counts it.
@@ -80,7 +88,7 @@ class PlannedReader(BoardReader):
 
     def begin(self) -> int:
         begun = self._counts[self._at]
-        planned = self._plan[begun] if begun < len(self._plan) else None
+        planned = _rollout_at(begun, self._plan)
         if planned is not None and planned.life != self._life:
             raise BoardClosed(
                 "the recorded life of this worker ends here", f"worker {self.reader}", ""
@@ -93,7 +101,10 @@ class PlannedReader(BoardReader):
                 if self._stays:
                     raise BoardClosed("the learner has ended", f"worker {self.reader}", "")
                 return self.version
-            now = self._counts[_TURN] if self._by_turn else self.newest
+            if self._by_turn:
+                now = self._counts[_TURN]
+            else:
+                now = self.newest
             if planned is not None and planned.version <= now:
                 break
             time.sleep(pause_s)
@@ -147,31 +158,40 @@ class PlannedBoard(BoardWriter):
     ) -> int | None:
         """Publish when all rollouts of older versions have begun; AdoptionTimeout if one does not begin."""
         deadline = time.monotonic() + self.timeout_s
-        now = self._counts[_TURN] if self._by_turn else stamp.version - 1
+        if self._by_turn:
+            now = self._counts[_TURN]
+        else:
+            now = stamp.version - 1
         for pause_s in pauses():
-            late = [
-                w for w in self._plan if (due := self.next(w)) is not None and due.version <= now
-            ]
+            late = self._late(now)
             if not late or self._counts[_OVER]:
                 break
             if self.look():
                 deadline = time.monotonic() + self.timeout_s
             if time.monotonic() >= deadline:
-                began = ", ".join(f"worker {w} began {self._counts[_BEGUN + w]}" for w in late)
+                began = [
+                    f"worker {worker} began {self._counts[_BEGUN + worker]}" for worker in late
+                ]
                 problem = f"rollouts that act with older versions than {stamp.version} were not begun within "
                 problem += f"{self.timeout_s:g} s"
+                where = f"{', '.join(began)} of its planned rollouts"
                 cure = "look at what the worker does (py-spy dump --pid PID)"
-                raise AdoptionTimeout(problem, f"{began} of its planned rollouts", cure)
+                raise AdoptionTimeout(problem, where, cure)
             time.sleep(pause_s)
         return super().publish(tensors, later, stamp=stamp)
 
+    def _late(self, version: int) -> list[int]:
+        """The workers that have yet to begin a rollout with this version or an older one."""
+        late = []
+        for worker in self._plan:
+            rollout = self.next(worker)
+            if rollout is not None and rollout.version <= version:
+                late.append(worker)
+        return late
+
     def next(self, worker: int) -> Rollout | None:
         """The rollout that a worker begins next; None if its plan is over."""
-        plan = self._plan[worker]
-        begun = self._counts[_BEGUN + worker]
-        if begun < len(plan):
-            return plan[begun]
-        return None
+        return _rollout_at(self._counts[_BEGUN + worker], self._plan[worker])
 
     def go_back(self, worker: int, number: int) -> None:
         """Let a worker's next process begin with this rollout."""

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
@@ -120,8 +120,9 @@ class RecordSchedule(TrainerHookBase):
         """
         require_trainer(self.sync, trainer, "RecordSchedule.register")
         collector = trainer.collector
-        told = {"every": self._every, "workers": endpoint_of(collector).num_workers}
-        self._writer = ScheduleWriter(self.file, {**machine(), **self._facts, **told})
+        workers = endpoint_of(collector).num_workers
+        facts = {**machine(), **self._facts, "every": self._every, "workers": workers}
+        self._writer = ScheduleWriter(self.file, facts)
         self._writer.publish(self.sync.version, 0)
         if isinstance(collector, TellsOfRollouts):
             collector.tell_of_rollouts(self._taken)
@@ -139,7 +140,7 @@ class RecordSchedule(TrainerHookBase):
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the record is a file of its own. It says that a checkpoint was written here."""
         if self._writer is not None:
-            self._writer.note("checkpoint", version=self.sync.version)
+            self._writer.note("checkpoint", {"version": self.sync.version})
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -149,13 +150,13 @@ class RecordSchedule(TrainerHookBase):
             state_dict: not used.
         """
         if self._writer is not None:
-            self._writer.note("resumed")
+            self._writer.note("resumed", {})
 
     def _taken(self, rollout: MadeRollout, dropped: bool) -> None:
         known = self._stamps.get(rollout.slot)
         if known is None or known[0] is not rollout.views:
             # read without a call of torch
-            stamps = memoryview(cast("Any", rollout.views[STAMP].numpy()))
+            stamps = rollout.views[STAMP].numpy().data
             known = self._stamps[rollout.slot] = rollout.views, stamps
         if self._writer is not None:
             version = known[1][0, 0]
@@ -169,39 +170,52 @@ class RecordSchedule(TrainerHookBase):
         if self._writer is None:
             return
         stamps = frames.get(STAMP).flatten()
-        within = self.sync.bound.endpoint.adopts_within_rollouts
-        if within and (at := (stamps.diff().nonzero().flatten() + 1).tolist()):
-            self._writer.note(
-                "adopted", worker=worker, number=number, at=at, versions=stamps[at].tolist()
-            )
+        if self.sync.bound.endpoint.adopts_within_rollouts:
+            at = (stamps.diff().nonzero().flatten() + 1).tolist()
+            if at:
+                versions = stamps[at].tolist()
+                adopted = {"worker": worker, "number": number, "at": at, "versions": versions}
+                self._writer.note("adopted", adopted)
         self._writer.rollout(worker, 0, number, int(stamps[0]))
 
     def _updated(self, made: Callable[[], str | None]) -> None:
         self._updates += 1
         way = made()
         if way != self._last_way and self._writer is not None:
-            self._writer.note("updates", way=way, update=self._updates)
+            self._writer.note("updates", {"way": way, "update": self._updates})
             self._last_way = way
 
     def _published(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
         if self._writer is None:
             return
-        known = self.sync.ledger.known(version)
-        self._writer.publish(version, (known and known.optim_steps) or 0)
+        publish = self.sync.ledger.known(version)
+        if publish is None:
+            optim_steps = 0
+        else:
+            optim_steps = publish.optim_steps or 0
+        self._writer.publish(version, optim_steps)
         if version % self._every == 0:
-            self._digest(version, *(self._newest_leaves() or (layout, tensors)))
+            newest = self._newest_leaves()
+            if newest is not None:
+                layout, tensors = newest
+            self._digest(version, layout, tensors)
 
     def _newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
         return self.sync.bound.endpoint.publisher.transport.newest_leaves()
 
     def _digest(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
-        names = (f"{entry.destination}.{entry.leaf.name}" for entry in layout.owned)
-        aliased = {".".join(key): tensor for key, tensor in self.sync.bound.aliased()}
-        leaves = dict(zip(names, tensors, strict=True)) | aliased
-        found = {name: digest([tensor]) for name, tensor in leaves.items() if tensor is not None}
+        leaves: dict[str, Tensor | None] = {}
+        for entry, tensor in zip(layout.owned, tensors, strict=True):
+            leaves[f"{entry.destination}.{entry.leaf.name}"] = tensor
+        for key, aliased in self.sync.bound.aliased():
+            leaves[".".join(key)] = aliased
+        digests: dict[str, int] = {}
+        for name, leaf in leaves.items():
+            if leaf is not None:
+                digests[name] = digest([leaf])
         assert self._writer is not None, "it records"
-        self._writer.digests(version, found)
-        self.digested = version, found
+        self._writer.digests(version, digests)
+        self.digested = version, digests
 
     def _end(self) -> None:
         if self._writer is None:
@@ -211,24 +225,24 @@ class RecordSchedule(TrainerHookBase):
             newest = self._newest_leaves()
             if newest is not None and self.digested[0] != version:
                 self._digest(version, *newest)
-        self._writer.note("end", version=version)
+        self._writer.note("end", {"version": version})
         self._writer.close()
         self._writer = None
 
 
 def machine() -> dict[str, Any]:
     """What a run computes with, as far as it may decide the last bit of a number."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
+            facts[package] = version(package)
     with suppress(OSError):
         models = re.findall("^model name.*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        found["processor"] = ", ".join(sorted(set(models)))
-    return found
+        facts["processor"] = ", ".join(sorted(set(models)))
+    return facts
 
 
 class Rerun:
@@ -255,7 +269,8 @@ class Rerun:
             lives = [schedule]
         else:
             lives = lives_in(Path(schedule))
-        if not (lives := [life for life in lives if life.rollouts]):
+        lives = [life for life in lives if life.rollouts]
+        if not lives:
             raise ConfigError(
                 "the schedule has no rollouts yet", str(schedule), "let the run go on, or end"
             )
@@ -288,27 +303,32 @@ class Rerun:
         Raises:
             ConfigError: this trainer cannot make the run again. Nothing has run then.
         """
+        # What makes an equal run impossible is an error; what makes a difference likely, a warning.
         records = [part for part in registered_modules(trainer) if isinstance(part, RecordSchedule)]
         for problem, cure in self._why_not(trainer, records):
             raise ConfigError(
                 f"this run cannot be made again: {problem}", "Rerun.run(trainer)", cure
             )
         for name, now in machine().items():
-            if (then := self._life.facts.get(name)) != now:
-                told = "the last bits of numbers may differ: %s was %s, and is %s"
-                logging.getLogger(__name__).warning(told, name, then, now)
+            then = self._life.facts.get(name)
+            if then != now:
+                message = "the last bits of numbers may differ: %s was %s, and is %s"
+                logging.getLogger(__name__).warning(message, name, then, now)
+
+        # The record may end before the training would: at its last whole batch.
         collector = trainer.collector
-        (record, *_) = records
         if isinstance(collector, TellsOfRollouts):
             per_batch = collector.rollouts_per_batch
         else:
             per_batch = 1
-        last = sum(not rollout.dropped for rollout in self._life.rollouts) // per_batch
+        used = [rollout for rollout in self._life.rollouts if not rollout.dropped]
+        last = len(used) // per_batch
         batches = count(1)
+        record = records[0]
 
         def batch_done(batch: object) -> None:
-            version, found = record.digested
-            differs = self._life.digests.get(version, found) != found
+            version, digests = record.digested
+            differs = self._life.digests.get(version, digests) != digests
             if differs or next(batches) == last or 0 < self._until <= record.sync.version:
                 stop(trainer)
 
@@ -327,9 +347,10 @@ class Rerun:
         """What of the trainer keeps it from making the run again, and what to do about it."""
         if not records:
             yield "its trainer has no RecordSchedule", "register one, with another file"
+
+        # Its collector must let the plan decide who makes which rollout, with which version.
         collector = trainer.collector
         endpoint = endpoint_of(trainer.collector)
-        sync = records[0].sync
         if self._by_one:
             kinds = MultiAsyncCollector | TellsOfRollouts
         else:
@@ -341,14 +362,18 @@ class Rerun:
                 problem,
                 "take the run's kind, with weight_sync_schemes={'policy': rerun.board.scheme()}",
             )
-        if (had := self._life.facts.get("workers", has := endpoint.num_workers)) != has:
+        workers = endpoint.num_workers
+        recorded_workers = self._life.facts.get("workers", workers)
+        if recorded_workers != workers:
             yield (
-                f"it had {had} workers, and this collector has {has}",
+                f"it had {recorded_workers} workers, and this collector has {workers}",
                 "give the collector as many",
             )
+
+        # Nothing else may decide it: neither what has run already, nor time, nor a wait for workers.
         if records[0].counts:
             yield "collection has begun", "call run(trainer) in place of trainer.train()"
-        if "seconds" in sync.when.units():
+        if "seconds" in records[0].sync.when.units():
             yield "it published every so many seconds", "count batches, frames or optim_steps"
         if self._by_one and endpoint.adopts_within_rollouts:
             yield "its workers adopted at every policy call", "record a run with adopt_at='rollout'"
@@ -363,5 +388,6 @@ class Rerun:
 def stop(trainer: Trainer) -> None:
     """Let a rerun end after this batch; no worker waits for a version any more, which may not come."""
     trainer.request_stop("the rerun is over")
-    if isinstance(planned := endpoint_of(trainer.collector).publisher.transport, PlannedBoard):
-        planned.let_go()
+    transport = endpoint_of(trainer.collector).publisher.transport
+    if isinstance(transport, PlannedBoard):
+        transport.let_go()

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlsync.core.errors import ConfigError
 
@@ -93,6 +93,11 @@ class Life:
     def publishes(self) -> list[Published]:
         return [event for event in self.events if isinstance(event, Published)]
 
+    @property
+    def optim_steps(self) -> dict[int, int]:
+        """After how many optimizer steps each version was published."""
+        return {publish.version: publish.optim_steps for publish in self.publishes}
+
     def plan(self, workers: int) -> dict[int, list[Rollout]]:
         """The rollouts of each worker, in order."""
         plan: dict[int, list[Rollout]] = {worker: [] for worker in range(workers)}
@@ -102,19 +107,15 @@ class Life:
 
     def between(self, begin_ms: float, end_ms: float) -> Life:
         events = [event for event in self.events if begin_ms <= event.ms <= end_ms]
-        return Life(
-            self.facts,
-            events,
-            {},
-            [note for note in self.notes if begin_ms <= note["ms"] <= end_ms],
-        )
+        notes = [note for note in self.notes if begin_ms <= note["ms"] <= end_ms]
+        return Life(self.facts, events, notes=notes)
 
     def spans(self) -> Iterator[tuple[Rollout, int]]:
         """Each rollout, and when the one before it of the same worker was taken."""
-        taken: dict[int, int] = {}
+        newest_ms: dict[int, int] = {}
         for rollout in self.rollouts:
-            yield rollout, taken.get(rollout.worker, self.events[0].ms)
-            taken[rollout.worker] = rollout.ms
+            yield rollout, newest_ms.get(rollout.worker, self.events[0].ms)
+            newest_ms[rollout.worker] = rollout.ms
 
 
 def lag_in_words(lag: int | None, *, in_process: bool = False) -> str:
@@ -123,8 +124,10 @@ def lag_in_words(lag: int | None, *, in_process: bool = False) -> str:
         return "lag 0: the learner's own process acts between its updates"
     if lag is None:
         return "no fixed lag: workers act with the newest version"
+    if lag == 0:
+        return f"lag {lag}: workers wait for each update"
     if lag < 2:
-        return f"lag {lag}: workers {'act while the learner learns' if lag else 'wait for each update'}"
+        return f"lag {lag}: workers act while the learner learns"
     return f"lag {lag}: workers act up to {lag} rollouts ahead of the learner"
 
 
@@ -140,7 +143,7 @@ class FixedLag(Sequence[Rollout]):
     workers: int
     per_batch: int  #: rollouts
 
-    def __getitem__(self, number: Any) -> Any:
+    def __getitem__(self, number: int) -> Rollout:  # type: ignore[override]  # there are no slices
         batches = max(0, number - self.lag) * self.workers // self.per_batch
         return Rollout(EVERYBODY, 0, number, batches + 1, 0)
 
@@ -149,7 +152,9 @@ class FixedLag(Sequence[Rollout]):
 
     @property
     def rollouts(self) -> Iterator[Rollout]:
-        return (replace(self[number], worker=w) for number in count() for w in range(self.workers))
+        for number in count():
+            for worker in range(self.workers):
+                yield replace(self[number], worker=worker)
 
 
 class ScheduleWriter:
@@ -157,10 +162,12 @@ class ScheduleWriter:
 
     def __init__(self, file: Path, facts: Mapping[str, Any]) -> None:
         if file.exists() and file.stat().st_size:
-            whole = sum(len(block) + _BLOCK.size for block in _blocks(file)) + _HEAD.size
+            whole_bytes = _HEAD.size
+            for block in _blocks(file):
+                whole_bytes += _BLOCK.size + len(block)
             self._file = file.open("r+b", buffering=0)
-            self._file.truncate(whole)
-            self._file.seek(whole)
+            self._file.truncate(whole_bytes)
+            self._file.seek(whole_bytes)
         else:
             self._file = file.open("wb", buffering=0)
             self._file.write(_HEAD.pack(MAGIC, FORMAT, 0))
@@ -174,7 +181,10 @@ class ScheduleWriter:
         self, worker: int, life: int, number: int, version: int, *, dropped: bool = False
     ) -> None:
         """Note a rollout that the learner has taken just now."""
-        kind = _DROPPED if dropped else _CONSUMED
+        if dropped:
+            kind = _DROPPED
+        else:
+            kind = _CONSUMED
         self._block += _ROLLOUT.pack(kind, worker, life & 0xFFFF, number, version, self._ms())
         if len(self._block) >= BLOCK_BYTES:
             self.flush()
@@ -193,9 +203,9 @@ class ScheduleWriter:
         self._block += struct.pack(f"<{len(names)}Q", *of_leaves.values())
         self.flush()
 
-    def note(self, event: str, **what: object) -> None:
-        """Note anything else that happens, and write all that was noted."""
-        self._text({"event": event, **what, "ms": self._ms()})
+    def note(self, event: str, facts: Mapping[str, object]) -> None:
+        """Note anything else that happens, with facts about it, and write all that was noted."""
+        self._text({"event": event, **facts, "ms": self._ms()})
         self.flush()
 
     def flush(self) -> None:
@@ -208,9 +218,9 @@ class ScheduleWriter:
         self.flush()
         self._file.close()
 
-    def _text(self, what: Mapping[str, object]) -> None:
-        data = json.dumps(what).encode()
-        self._block += _SIZED.pack(_TEXT, len(data)) + data
+    def _text(self, content: Mapping[str, object]) -> None:
+        text = json.dumps(content).encode()
+        self._block += _SIZED.pack(_TEXT, len(text)) + text
 
     def _ms(self) -> int:
         return min(_MOST, (time.monotonic_ns() - self._began_ns) // 1_000_000)
@@ -226,42 +236,52 @@ def named(worker: int) -> str:
 def lives_in(file: Path) -> list[Life]:
     """The lives of the run that wrote this schedule, in a row; ConfigError: unreadable, or no rollouts."""
     lives: list[Life] = []
-    names: Sequence[str] = ()
+    leaves: Sequence[str] = ()
     for block in _blocks(file):
-        at = 0
-        while at < len(block):
-            kind = block[at]
-            if kind == _TEXT:
-                _, size = _SIZED.unpack_from(block, at)
-                at += _SIZED.size
-                text = json.loads(block[at : at + size])
-                at += size
-                if "begin" in text:
-                    lives.append(Life(text["begin"]))
-                elif "leaves" in text:
-                    names = text["leaves"]
-                else:
-                    lives[-1].notes.append(text)
-            elif kind in (_CONSUMED, _DROPPED):
-                _, worker, life, number, version, ms = _ROLLOUT.unpack_from(block, at)
-                lives[-1].events.append(
-                    Rollout(worker, life, number, version, ms, kind == _DROPPED)
-                )
-                at += _ROLLOUT.size
-            elif kind == _PUBLISH:
-                _, *numbers = _PUBLISHED.unpack_from(block, at)
-                lives[-1].events.append(Published(*numbers))
-                at += _PUBLISHED.size
-            else:
-                _, version, count = _PRINTS.unpack_from(block, at)
-                at += _PRINTS.size
-                prints = struct.unpack_from(f"<{count}Q", block, at)
-                lives[-1].digests[version] = dict(zip(names, prints, strict=True))
-                at += 8 * count
+        for record in _records(block):
+            match record:
+                case {"begin": facts}:
+                    lives.append(Life(facts))
+                case {"leaves": names}:
+                    leaves = names
+                case {}:
+                    lives[-1].notes.append(record)
+                case Rollout() | Published():
+                    lives[-1].events.append(record)
+                case version, digests:
+                    lives[-1].digests[version] = dict(zip(leaves, digests, strict=True))
     if not any(life.rollouts for life in lives):
         cure = "let it run until it has written a block, or to its end"
         raise ConfigError("the schedule has no rollouts yet", str(file), cure)
     return lives
+
+
+#: A text; or a version, and the digest of each of the leaves that were named last.
+_Record: TypeAlias = dict[str, Any] | Rollout | Published | tuple[int, tuple[int, ...]]
+
+
+def _records(block: bytes) -> Iterator[_Record]:
+    at = 0
+    while at < len(block):
+        kind = block[at]
+        if kind == _TEXT:
+            _, text_bytes = _SIZED.unpack_from(block, at)
+            at += _SIZED.size
+            yield json.loads(block[at : at + text_bytes])
+            at += text_bytes
+        elif kind in (_CONSUMED, _DROPPED):
+            _, worker, life, number, version, ms = _ROLLOUT.unpack_from(block, at)
+            yield Rollout(worker, life, number, version, ms, dropped=kind == _DROPPED)
+            at += _ROLLOUT.size
+        elif kind == _PUBLISH:
+            _, version, optim_steps, ms = _PUBLISHED.unpack_from(block, at)
+            yield Published(version, optim_steps, ms)
+            at += _PUBLISHED.size
+        else:
+            _, version, leaves = _PRINTS.unpack_from(block, at)
+            at += _PRINTS.size
+            yield version, struct.unpack_from(f"<{leaves}Q", block, at)
+            at += 8 * leaves
 
 
 def _blocks(file: Path) -> Iterator[bytes]:
@@ -326,7 +346,10 @@ class Comparison:
             )
         if not self.unequal:
             return f"equal up to version {self.last_equal}: {equal}"
-        leaves = ", ".join(self.leaves[:8]) + (", ..." if len(self.leaves) > 8 else "")
+        names = list(self.leaves[:8])
+        if len(self.leaves) > 8:
+            names.append("...")
+        leaves = ", ".join(names)
         if self.last_equal:
             before = f"equal up to version {self.last_equal}"
         else:
@@ -343,9 +366,8 @@ class Comparison:
 
 def compared(one: Life, other: Life) -> Comparison:
     """Compare the digests of the versions that both lives have."""
-    return _compared(
-        one, other, {version: version for version in one.digests.keys() & other.digests.keys()}
-    )
+    both = one.digests.keys() & other.digests.keys()
+    return _compared(one, other, dict(zip(both, both, strict=True)))
 
 
 def runs_compared(one: Sequence[Life], other: Sequence[Life]) -> Comparison:
@@ -356,11 +378,12 @@ def runs_compared(one: Sequence[Life], other: Sequence[Life]) -> Comparison:
     """
     ours = _as_one(one)
     theirs = _as_one(other)
-    after = _newest_after(ours)
-    afters = _newest_after(theirs)
-    both = sorted(after.keys() & afters.keys())
-    found = _compared(ours, theirs, {after[steps]: afters[steps] for steps in both})
-    return replace(found, alone=(len(after) - len(both), len(afters) - len(both)))
+    our_newest = _newest_after(ours)
+    their_newest = _newest_after(theirs)
+    both = sorted(our_newest.keys() & their_newest.keys())
+    pairs = {our_newest[steps]: their_newest[steps] for steps in both}
+    comparison = _compared(ours, theirs, pairs)
+    return replace(comparison, alone=(len(our_newest) - len(both), len(their_newest) - len(both)))
 
 
 def _as_one(lives: Sequence[Life]) -> Life:
@@ -375,54 +398,74 @@ def _as_one(lives: Sequence[Life]) -> Life:
 
 def _newest_after(life: Life) -> dict[int, int]:
     """The newest version with digests that was published after so many optimizer steps, by their number."""
-    steps = {publish.version: publish.optim_steps for publish in life.publishes}
-    return {steps[version]: version for version in sorted(life.digests) if life.digests[version]}
+    optim_steps = life.optim_steps
+    newest: dict[int, int] = {}
+    for version in sorted(life.digests):
+        if life.digests[version]:
+            newest[optim_steps[version]] = version
+    return newest
 
 
 def _compared(one: Life, other: Life, pairs: Mapping[int, int]) -> Comparison:
     """Compare the digests of a version of one life with those of a version of the other."""
-    equal = last = 0
+    equal = 0
+    last = 0
     for version in sorted(pairs):
         ours = one.digests[version]
         theirs = other.digests[pairs[version]]
-        differ = tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-        if differ:
-            told = window(one, last, version) + _other_ways(one, other)
-            return Comparison(equal, last, version, differ, told, pairs[version])
+        unequal = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+        if unequal:
+            return Comparison(
+                equal,
+                last,
+                unequal=version,
+                leaves=tuple(unequal),
+                window=window(one, last, version) + _other_ways(one, other),
+                others=pairs[version],
+            )
         if ours:  # of nothing, nothing can be said
-            equal = equal + 1
+            equal += 1
             last = version
     return Comparison(equal, last)
 
 
 def window(life: Life, after: int, until: int) -> str:
     """Which updates and rollouts lie between the publishes of two versions, in words."""
-    steps = {publish.version: publish.optim_steps for publish in life.publishes}
     inside = []
     began = after == 0
     for event in life.events:
         if isinstance(event, Rollout):
-            inside += [event] if began else []
+            if began:
+                inside.append(event)
         elif event.version == until:
             break
         else:
             began = began or event.version == after
-    told = f"updates {steps.get(after, 0) + 1} to {steps.get(until, 0)}, {len(inside)} rollouts"
-    return told + "".join(f"; {each}" for each in _by_worker(inside))
+    steps = life.optim_steps
+    first = steps.get(after, 0) + 1
+    updates = f"updates {first} to {steps.get(until, 0)}, {len(inside)} rollouts"
+    return "; ".join([updates, *_by_worker(inside)])
 
 
 def _other_ways(one: Life, other: Life) -> str:
     """How updates were made, where two lives differ in it as far as both went, in words."""
-    ways = [[note for note in life.notes if note["event"] == "updates"] for life in (one, other)]
-    if all((a["way"], a["update"]) == (b["way"], b["update"]) for a, b in zip(*ways, strict=False)):
+    ours = _ways(one)
+    theirs = _ways(other)
+    both = min(len(ours), len(theirs))
+    if ours[:both] == theirs[:both]:
         return ""
-    told = (", ".join(f"{note['way']} from {note['update']} on" for note in its) for its in ways)
-    return "; updates were made " + ", and in the other ".join(told)
+    return f"; updates were made {', '.join(ours)}, and in the other {', '.join(theirs)}"
+
+
+def _ways(life: Life) -> list[str]:
+    """How updates were made from which one on, each in words."""
+    notes = [note for note in life.notes if note["event"] == "updates"]
+    return [f"{note['way']} from {note['update']} on" for note in notes]
 
 
 def _by_worker(rollouts: Iterable[Rollout]) -> Iterator[str]:
-    numbers: dict[int, list[int]] = {}
+    numbers_of: dict[int, list[int]] = {}
     for rollout in rollouts:
-        numbers.setdefault(rollout.worker, []).append(rollout.number)
-    for worker, its in sorted(numbers.items()):
-        yield f"{named(worker)}: {min(its)} to {max(its)}"
+        numbers_of.setdefault(rollout.worker, []).append(rollout.number)
+    for worker, numbers in sorted(numbers_of.items()):
+        yield f"{named(worker)}: {min(numbers)} to {max(numbers)}"

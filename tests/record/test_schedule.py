@@ -33,7 +33,7 @@ def written(file: Path, *, last: int = 30) -> ScheduleWriter:
 def test_what_was_noted_is_read_in_its_order(tmp_path: Path) -> None:
     writer = written(tmp_path / "s")
     writer.rollout(1, 2, 15, 31, dropped=True)
-    writer.note("end", version=31)
+    writer.note("end", {"version": 31})
     writer.close()
     (life,) = lives_in(tmp_path / "s")
     assert life.facts == {"seed": 3}
