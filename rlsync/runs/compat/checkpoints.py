@@ -45,7 +45,7 @@ class _MapsWithRoom(TorchFunctionMode):
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         options = dict(kwargs or {})
         if func is torch.from_file and options.get("shared"):
             dtype = options.get("dtype") or torch.get_default_dtype()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -62,9 +62,9 @@ def collects_in_the_background(collector: object) -> bool:
         collector = collector.collector
     if isinstance(collector, distributed.Remote):
         return not distributed.waits_for_learner(collector)
-    return isinstance(collector, MultiAsyncCollector) or bool(
-        getattr(collector, "_running_free", False)
-    )
+    if isinstance(collector, MultiAsyncCollector):
+        return True
+    return isinstance(collector, MultiCollector) and runs_free(collector)
 
 
 def around_rollouts(
@@ -76,12 +76,14 @@ def around_rollouts(
     property, which returns one of several methods: that one is wrapped. ConfigError in the first ones, if
     frames change later.
     """
-    several = isinstance(type(collector).rollout, property)
     frames = FramesWatch()
-    name = collector.rollout.__name__ if several else "rollout"
+    if isinstance(type(collector).rollout, property):
+        name = collector.rollout.__name__
+    else:
+        name = "rollout"
 
     @in_place_of(collector, name)
-    def rollout(self: Collector) -> Any:
+    def rollout(self: Collector) -> object:
         with enter(self), frames.rollout(self):
             return getattr(type(self), name)(self)
 
@@ -112,9 +114,10 @@ def around_arrivals(
     """Call ``call(worker, frames)`` for each rollout that arrives. Until batches name their worker."""
     inner = present_method(collector, "_get_from_queue")
 
-    def get(timeout: float | None = None) -> Any:
-        arrived = inner(timeout=timeout)
-        call(arrived[0], arrived[2])
+    def get(timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
+        arrived: tuple[int, int, TensorDictBase] = inner(timeout=timeout)
+        worker, _, frames = arrived
+        call(worker, frames)
         return arrived
 
     collector._get_from_queue = get
@@ -123,11 +126,11 @@ def around_arrivals(
 def let_arrive(collector: MultiCollector, order: Iterable[int]) -> None:
     """Let asynchronous rollouts arrive in this order; early ones wait. After the last one: BoardClosed."""
     workers = iter(order)
-    early = defaultdict[int, deque[Any]](deque)
+    early = defaultdict[int, deque[tuple[int, int, TensorDictBase]]](deque)
     expected = next(workers, None)
 
     @in_place_of(collector, "_get_from_queue")
-    def get(self: Any, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
+    def get(self: MultiCollector, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
         nonlocal expected
         if expected is None:
             raise BoardClosed(
@@ -175,15 +178,15 @@ def policy_call(collector: Collector) -> PolicyCall | str:
     policy = collector._wrapped_policy
 
     def call(change: Change, *, explores: bool = False) -> tuple[TensorDictBase, TensorDictBase]:
-        given = change(collector._carrier.clone())
+        policy_input = change(collector._carrier.clone())
         if collector._cast_to_policy_device and collector.policy_device is not None:
-            given = given.to(collector.policy_device)
+            policy_input = policy_input.to(collector.policy_device)
         if explores:
             exploration = collector.exploration_type
         else:
             exploration = ExplorationType.DETERMINISTIC
         with set_exploration_type(exploration):
-            return given, policy(given.copy())
+            return policy_input, policy(policy_input.copy())
 
     return call
 
@@ -208,7 +211,7 @@ def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -
     """Call ``call(collector)`` before each ``state_dict()`` of ``collector``."""
 
     @in_place_of(collector, "state_dict")
-    def state_dict(self: Collector) -> Any:
+    def state_dict(self: Collector) -> object:
         call(self)
         return type(self).state_dict(self)
 
@@ -219,7 +222,7 @@ def after_load_state_dict(
     """Call ``call(state_dict)`` after ``collector`` has loaded a state dict into its workers."""
 
     @in_place_of(collector, "load_state_dict")
-    def load_state_dict(self: MultiCollector, state_dict: Any) -> None:
+    def load_state_dict(self: MultiCollector, state_dict: Mapping[str, Any]) -> None:
         type(self).load_state_dict(self, state_dict)
         call(state_dict)
 
@@ -232,7 +235,7 @@ def runs_free(collector: MultiCollector) -> bool:
 def fail_free_run(collector: MultiCollector, error: Exception) -> None:
     """Raise ``error`` where Trainer asks again and again how many frames free-running workers wrote."""
 
-    def getattr_rb(attr: str) -> Any:
+    def getattr_rb(attr: str) -> NoReturn:
         raise error
 
     if runs_free(collector):
@@ -265,10 +268,14 @@ def around_env_makers(
     collector: MultiCollector, wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
 ) -> None:
     """Let workers, which have not started, make environments by ``wrap(worker, make)``."""
-    collector.create_env_fn = [  # TorchRL looks into an environment, and into an EnvCreator
-        make if isinstance(make, (EnvBase, EnvCreator)) else wrap(worker, make)
-        for worker, make in enumerate(collector.create_env_fn)
-    ]
+    makers = []
+    for worker, make in enumerate(collector.create_env_fn):
+        # TorchRL looks into an environment, and into an EnvCreator
+        if isinstance(make, (EnvBase, EnvCreator)):
+            makers.append(make)
+        else:
+            makers.append(wrap(worker, make))
+    collector.create_env_fn = makers
 
 
 def lead_groups(collector: MultiCollector) -> None:

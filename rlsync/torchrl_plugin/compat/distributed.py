@@ -22,6 +22,8 @@ from rlsync.torchrl_plugin.compat import in_place_of, present
 #: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner
 FIRST_RANK = 1
 
+_LEAVE_WITHIN_S = 10.0  #: how long the workers of a DistributedCollector have by default, seconds
+
 #: A collector whose workers may be on other hosts, with whatever scheme.
 Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
 
@@ -64,12 +66,14 @@ class DistributedWorkers(_WorkersOf[DistributedCollector]):
         return bool(getattr(self.collector, "_shutdown", False))
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """Wait for all workers together, 10 s by default, then kill the rest; nothing is raised."""
+        """Wait for all workers together, then kill the rest; nothing is raised."""
         collector = self.collector
         if self.closed:
             return
         collector._shutdown = True
-        deadline = time.monotonic() + (10.0 if timeout is None else timeout)
+        if timeout is None:
+            timeout = _LEAVE_WITHIN_S
+        deadline = time.monotonic() + timeout
         store = getattr(collector, "_store", None)
         if store is not None:
             for number in range(self.num_workers):
@@ -99,9 +103,11 @@ class ActorWorkers(_WorkersOf[RayCollector]):
     @property
     def actors(self) -> dict[int, Any]:
         """The actor of each worker, by the worker's number."""
-        each = self._workers_of_an_actor
-        actors = self.collector.remote_collectors
-        return {worker: actors[worker // each] for worker in range(len(actors) * each)}
+        actors: dict[int, Any] = {}
+        for actor in self.collector.remote_collectors:
+            for _ in range(self._workers_of_an_actor):
+                actors[len(actors)] = actor
+        return actors
 
     @property
     def procs(self) -> list[BaseProcess]:
@@ -154,11 +160,9 @@ class PolicyByValue:
 
 def own_policy(collector: DistributedCollector) -> nn.Module | None:
     """The policy that the workers get from the learner; ``None`` if a policy_factory of the user makes it."""
-    own_factory = any(
-        not isinstance(f, PolicyByValue) for f in collector.policy_factory if f is not None
-    )
-    if own_factory:
-        return None
+    for factory in collector.policy_factory:
+        if factory is not None and not isinstance(factory, PolicyByValue):
+            return None
     return policy_of_learner(collector)
 
 

@@ -9,12 +9,13 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
+from tensordict import TensorDictBase
 from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 from torchrl.envs.async_envs import ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
@@ -70,14 +71,15 @@ class FramesMadeHere:
 
     def stacks(self, *threads: int) -> str:
         """Where these threads, and those that step environments, are now, innermost call last."""
-        idents = {*threads, *(t.ident for t in _threads_behind(self._collector) if t.is_alive())}
+        idents = {*threads, *_living(_threads_behind(self._collector))}
         frames = sys._current_frames()
-        return "\n".join(
-            f"thread {ident}:\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
-            for ident in sorted(ident for ident in idents if ident in frames)
-        )
+        texts = []
+        for ident in sorted(idents & frames.keys()):
+            stack = "".join(traceback.format_stack(frames[ident])).rstrip()
+            texts.append(f"thread {ident}:\n{stack}")
+        return "\n".join(texts)
 
-    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _watched(self, batches: Iterator[TensorDictBase]) -> Iterator[TensorDictBase]:
         """Wait for each batch inside :meth:`_waiting`, in the thread that iterates."""
         while True:
             with self._waiting():
@@ -97,7 +99,9 @@ class FramesMadeHere:
             collector = ref()
             if collector is None:
                 return
-            limit_s = within_s if timeout is None else timeout
+            limit_s = timeout
+            if limit_s is None:
+                limit_s = within_s
             with self._leaving(limit_s):
                 if isinstance(collector, AsyncBatchedCollector):
                     # each thread is given it, one after the other
@@ -130,10 +134,10 @@ class FramesMadeHere:
             if dead or time.monotonic() >= until:
                 break
             time.sleep(0.01)
-        ended = "; ".join(f"{p.name} (pid {p.pid}, {ending(p.exitcode or 0)})" for p in dead)
-        if ended:
-            return WorkerLost(ended, "waiting for frames", "resume the run")
-        return None
+        if not dead:
+            return None
+        ended = [f"{p.name} (pid {p.pid}, {ending(p.exitcode or 0)})" for p in dead]
+        return WorkerLost("; ".join(ended), "waiting for frames", "resume the run")
 
     @contextmanager
     def _leaving(self, timeout_s: float) -> Iterator[None]:
@@ -153,9 +157,7 @@ class FramesMadeHere:
             for process in processes:
                 with suppress(ValueError):  # closed
                     process.join(_SEEN_WITHIN_S)
-            hanging = [
-                thread.ident for thread in threads if thread.is_alive() and thread.ident is not None
-            ]
+            hanging = _living(threads)
             if hanging:
                 _log.error(
                     "%d threads hang in environments of this process, and a thread cannot be ended; the "
@@ -184,9 +186,9 @@ def processes_behind(collector: LocalCollector) -> list[BaseProcess]:
     processes = [worker for worker in collector._workers if isinstance(worker, BaseProcess)]
     processes += _of_env(collector._env_pool)
     server = process_of(server_of(collector))
-    if server is None:
-        return processes
-    return [*processes, server]
+    if server is not None:
+        processes.append(server)
+    return processes
 
 
 def _of_env(env: object) -> list[BaseProcess]:
@@ -215,6 +217,11 @@ def _threads_behind(collector: LocalCollector) -> list[Thread]:
     return []
 
 
+def _living(threads: Iterable[Thread]) -> list[int]:
+    """The numbers of the threads that run."""
+    return [thread.ident for thread in threads if thread.is_alive() and thread.ident is not None]
+
+
 def _kill(processes: Sequence[BaseProcess], when: str) -> None:
     for process in processes:
         with suppress(ValueError):  # closed already
@@ -241,7 +248,7 @@ def _leave_threads(pool: EnvBase | None, timeout_s: float) -> None:
 def _fail_frames(collector: LocalCollector, error: Exception) -> None:
     """Raise ``error`` where the learner next looks for frames that others bring."""
 
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise error
 
     if collector.replay_buffer is not None:

@@ -12,8 +12,9 @@ from typing import Any
 
 from tensordict import TensorDict
 from torch import nn
-from torchrl.collectors import Evaluator
+from torchrl.collectors import Collector, Evaluator
 from torchrl.collectors._evaluator import _ThreadEvalBackend
+from torchrl.collectors._multi_base import MultiCollector
 
 from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.path import parse, walk
@@ -43,6 +44,7 @@ def pin(
     Evaluator that has evaluated, or of a backend but ``"thread"`` and ``"process"``; DestinationNotFound,
     LayoutMismatch: its worker does not fit.
     """
+    # Refuse an Evaluator whose evaluations could act with something else.
     backend = evaluator._backend
     if not isinstance(backend, _ThreadEvalBackend):
         problem = "the version that acts in an Evaluator on Ray cannot be known"
@@ -53,7 +55,8 @@ def pin(
     _check_destinations(backend, bound_map)
     copies = VersionCopies(bound_map)
 
-    def prepare(weights: Any, weights_dict: Any) -> VersionCopy:
+    # A request chooses the version: what TorchRL passes on as weights is a copy of the newest one.
+    def prepare(weights: object, weights_dict: object) -> VersionCopy:
         """Called in the thread that requests an evaluation."""
         if weights is not None or weights_dict is not None:
             problem = "weights that are given by hand have no version"
@@ -66,6 +69,7 @@ def pin(
             publish()
         return newest
 
+    # An evaluation begins when the copy stands in what acts, and its result says which version that was.
     @in_place_of(backend, "_run_eval")
     def run(self: _ThreadEvalBackend, weights: VersionCopy) -> dict[str, Any]:
         """Called in the thread that evaluates."""
@@ -91,10 +95,11 @@ def pin(
 
 def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> None:
     destinations = sorted({destination for destination, _ in bound_map.brought()})
-    offered = list(backend._weight_sync_schemes or ("policy",))  # by default its policy only
-    for destination in destinations if backend._use_multi_collector else ():
-        if destination not in offered:
-            raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered)
+    if backend._use_multi_collector:
+        offered = list(backend._weight_sync_schemes or ("policy",))  # by default its policy only
+        for destination in destinations:
+            if destination not in offered:
+                raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered)
     policy = backend._policy
     expected = bound_map.endpoint.specs("policy")
     if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
@@ -106,14 +111,13 @@ def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> Non
 
 def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
     """A policy that nobody else writes to, and whose weights nobody else acts with."""
-    written = bound_map.memory()
-    shares = any(memory_key(tensor) in written for tensor in Leaves(policy, "policy").tensors())
-    if shares:
-        return copied(policy, "the policy", {"policy": policy}, _WHERE)
-    return policy
+    acts_with = map(memory_key, Leaves(policy, "policy").tensors())
+    if bound_map.memory().isdisjoint(acts_with):
+        return policy
+    return copied(policy, "the policy", {"policy": policy}, _WHERE)
 
 
-def _write(collector: Any, weights: VersionCopy) -> None:
+def _write(collector: Collector, weights: VersionCopy) -> None:
     acts: list[object] = [policy_of(collector)]
     for destination in {destination for destination, _ in weights.leaves}:
         path = parse(destination)
@@ -124,7 +128,7 @@ def _write(collector: Any, weights: VersionCopy) -> None:
     outdate(keepers(acts))
 
 
-def _send(collector: Any, weights: VersionCopy) -> None:
+def _send(collector: MultiCollector, weights: VersionCopy) -> None:
     trees: dict[str, TensorDict] = {}
     for (destination, name), tensor in weights.leaves.items():
         trees.setdefault(destination, TensorDict()).set(tuple(name.split(".")), tensor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from textwrap import shorten
-from typing import Any
 
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
@@ -17,7 +16,6 @@ from rlsync.core.errors import ConfigError
 _HELD = 8  #: steps whose answers are compared with what they were
 _WATCHED = 2 * _HELD  #: steps after which an environment is trusted
 _WIDTH = 90
-_STEP = "step_and_maybe_reset"
 
 
 class FramesWatch:
@@ -45,9 +43,9 @@ class FramesWatch:
             yield
             return
         step_and_maybe_reset = env.step_and_maybe_reset
-        others = vars(env).get(_STEP)
+        others = vars(env).get("step_and_maybe_reset")  # somebody else's wrapper, if there is one
 
-        def step(tensordict: TensorDictBase) -> Any:
+        def step(tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
             stepped, root = step_and_maybe_reset(tensordict)
             if self._steps < _HELD:
                 self._hold(env, stepped.get("next"))
@@ -55,15 +53,16 @@ class FramesWatch:
             self._steps += 1
             return stepped, root
 
+        # The answer to the first reset stands in the carrier already.
         if not self._steps:
             self._hold(env, collector._carrier)
-        setattr(env, _STEP, step)
+        env.step_and_maybe_reset = step
         try:
             yield
         finally:
-            delattr(env, _STEP)
+            del env.step_and_maybe_reset
             if others is not None:
-                setattr(env, _STEP, others)
+                env.step_and_maybe_reset = others
         self._compare(env)
 
     def _hold(self, env: EnvBase, answer: TensorDictBase) -> None:

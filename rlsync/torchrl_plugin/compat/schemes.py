@@ -25,10 +25,8 @@ from rlsync.torchrl_plugin.compat.distributed import PolicyByValue
 
 def schemes_of(collector: object) -> dict[str, WeightSyncScheme]:
     """The sender schemes of a collector by destination. Until collectors show them."""
-    held = getattr(collector, "_weight_sync_schemes", None)
-    if held:
-        return dict(held)
-    return {}
+    schemes: dict[str, WeightSyncScheme] | None = getattr(collector, "_weight_sync_schemes", None)
+    return dict(schemes or {})
 
 
 def forget_sender(scheme: WeightSyncScheme) -> None:
@@ -49,7 +47,7 @@ def around_updates(
     """Run ``update_policy_weights_`` inside ``enter(destinations, worker_ids)``: TorchRL sends one by one."""
 
     @in_place_of(collector, "_weight_update_impl")
-    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def update(self: BaseCollector, *args: Any, **kwargs: Any) -> object:
         with enter(kwargs.get("weights_dict") or (), kwargs.get("worker_ids")):
             return type(self)._weight_update_impl(self, *args, **kwargs)
 
@@ -93,5 +91,7 @@ def _holds_none(policy: object) -> bool:
     if not isinstance(policy, FunctionType):
         return False
     used = inspect.getclosurevars(policy)
-    values = (*used.nonlocals.values(), *used.globals.values())
-    return not any(isinstance(value, nn.Module | Tensor) for value in values)
+    for value in (*used.nonlocals.values(), *used.globals.values()):
+        if isinstance(value, nn.Module | Tensor):
+            return False
+    return True

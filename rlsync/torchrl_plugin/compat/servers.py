@@ -21,8 +21,8 @@ from torchrl.weight_update import WeightSyncScheme
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
-#: An InferenceServer, whose loop is a thread of this process, or a ProcessInferenceServer.
-Server: TypeAlias = Any
+#: A server whose loop is a thread of this process, a process, or an actor of Ray.
+Server: TypeAlias = InferenceServer | ProcessInferenceServer | RayInferenceServer
 
 #: Transports whose answers have the keys that were declared when they were made, and no others.
 _DECLARED = (ProcessSlotTransport, SharedMemoryTransport)
@@ -110,12 +110,13 @@ def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
 
 def around_results(collector: AsyncBatchedCollector, wrap: Callable[[Any], object]) -> None:
     """Call ``wrap(queue)`` with the queue through which frames arrive, as soon as there is one."""
-    wrapped: list[object] = []
+    wrapped: object = None
 
     @in_place_of(collector, "_ensure_started")
     def ensure_started(self: AsyncBatchedCollector) -> None:
+        nonlocal wrapped
         type(self)._ensure_started(self)
         queue = self._result_queue
-        if queue is not None and not any(queue is known for known in wrapped):
-            wrapped[:] = [queue]
+        if queue is not None and queue is not wrapped:
+            wrapped = queue
             wrap(queue)

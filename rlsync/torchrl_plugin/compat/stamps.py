@@ -36,7 +36,8 @@ def turn_on_stamps(collector: MultiCollector) -> None:
 
 def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
     """Add stamps to a lazy storage. Until TorchRL lays out what the workers write, the tracker included."""
-    missing = [key for key in (STAMP, ("next", STAMP)) if key not in laid_out.keys(True, True)]
+    keys = laid_out.keys(True, True)
+    missing = [key for key in (STAMP, ("next", STAMP)) if key not in keys]
     like = laid_out.get(("collector", "traj_ids"), None)
     if missing and like is None:
         raise ConfigError(
@@ -71,8 +72,9 @@ def stamp(collector: Collector, version: int) -> None:
     if not isinstance(tracker, PolicyVersion):
         return
     tracker.version = version
-    roots = (collector._carrier, getattr(collector, "_shuttle", None))
-    for root in (held for held in roots if isinstance(held, TensorDictBase)):
+    for root in (collector._carrier, getattr(collector, "_shuttle", None)):
+        if not isinstance(root, TensorDictBase):
+            continue
         written = root.get(STAMP, None)
         if isinstance(written, torch.Tensor):
             root.set(STAMP, torch.full_like(written, version))
@@ -102,14 +104,18 @@ def _call_policies_without_the_stamp() -> None:
     stock = utils._make_compatible_policy
 
     @functools.wraps(stock)
-    def without_the_stamp(policy: Any, observation_spec: Any, *args: Any, **kwargs: Any) -> Any:
-        takes_it = (
-            isinstance(policy, nn.Module) and STAMP in inspect.signature(policy.forward).parameters
-        )
+    def without_the_stamp(
+        policy: object, observation_spec: object, *args: Any, **kwargs: Any
+    ) -> object:
+        if isinstance(policy, nn.Module):
+            takes_it = STAMP in inspect.signature(policy.forward).parameters
+        else:
+            takes_it = False
         if isinstance(observation_spec, Composite) and not takes_it:
             shape = observation_spec.shape
             device = observation_spec.device
-            named = {key: spec for key, spec in observation_spec.items() if key != STAMP}
+            named = dict(observation_spec.items())
+            named.pop(STAMP, None)
             observation_spec = Composite(named, shape=shape, device=device)
         return stock(policy, observation_spec, *args, **kwargs)
 
@@ -120,7 +126,7 @@ def _track_versions_of_batched_envs() -> None:
     """Wrap a ParallelEnv or a SerialEnv in a TransformedEnv. Until TorchRL tracks versions on them, too."""
 
     @functools.wraps(_stock_tracking)
-    def track(self: Collector, track_policy_version: Any) -> None:
+    def track(self: Collector, track_policy_version: bool | PolicyVersion) -> None:
         if track_policy_version and isinstance(self.env, BatchedEnvBase):
             self.env = TransformedEnv(self.env)
         _stock_tracking(self, track_policy_version)
