@@ -39,17 +39,23 @@ def counts_by_age(stamps: Tensor, ledger: Ledger, newest: int) -> Counter[int]:
     """How many of these stamps were how many versions old when ``newest`` was the learner's version."""
     versions, counts = stamps[(stamps >= 0) & (stamps <= newest)].unique(return_counts=True)
     since, *ages = ledger.ages([newest, *versions.tolist()])
-    return Counter(dict(zip((age - since for age in ages), counts.tolist(), strict=True)))
+    frames: Counter[int] = Counter()
+    for age, count in zip(ages, counts.tolist(), strict=True):
+        frames[age - since] = count
+    return frames
 
 
 def staleness_of(batch: TensorDictBase, ledger: Ledger, newest: int, optim_steps: int) -> Staleness:
     """How old the frames of a batch of any shape are, if ``optim_steps`` steps are done now."""
     stamps = stamps_of(batch, newest).flatten()
     versions, place = stamps.unique(return_inverse=True)
-    since = [ledger.optim_steps_since(version, optim_steps) for version in versions.tolist()]
-    steps = torch.tensor(
-        [UNKNOWN if age is None else age for age in since], dtype=torch.int64, device="cpu"
-    )
+    steps_since: list[int] = []
+    for version in versions.tolist():
+        since = ledger.optim_steps_since(version, optim_steps)
+        if since is None:
+            since = UNKNOWN
+        steps_since.append(since)
+    steps = torch.tensor(steps_since, dtype=torch.int64, device="cpu")
     # One that was published in the background may be newer than what the ledger has recorded.
     known = torch.tensor(ledger.ages(versions.tolist()), dtype=torch.int64, device="cpu")
     ages = known + (newest - ledger.version)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -48,7 +47,7 @@ class Logs(TrainerHookBase):
             name: the hook's name in checkpoints.
         """
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, float]:
         """What is logged once in each iteration of the trainer, by name without the prefix."""
         raise NotImplementedError
 
@@ -76,7 +75,7 @@ class Logs(TrainerHookBase):
     def _arrived(self, batch: TensorDictBase | None = None) -> None:
         self.lag_versions = self.sync.lag_versions()
 
-    def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
         return {f"{self.prefix}/{name}": value for name, value in self._metrics().items()}
 
 
@@ -115,7 +114,7 @@ class LogReceipts(Logs, RegistersItself):
         self._enrol(trainer, name)
         trainer.register_op("pre_steps_log", self._arrived)
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, float]:
         if not self.sync.receipts:
             return {}
         newest = self.sync.receipts[-1]
@@ -183,8 +182,8 @@ class LogPolicyLag(Logs, RegistersItself, Reader):
         self._optim_steps.append(age.optim_steps)
         return batch
 
-    def _metrics(self) -> dict[str, Any]:
-        metrics: dict[str, Any] = {"lag_versions": self.lag_versions}
+    def _metrics(self) -> dict[str, float]:
+        metrics: dict[str, float] = {"lag_versions": self.lag_versions}
         if self._versions:
             versions = torch.cat(self._versions)
             steps = torch.cat(self._optim_steps)

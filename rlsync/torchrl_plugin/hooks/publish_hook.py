@@ -170,7 +170,9 @@ class PublishHook(TrainerHookBase):
     @property
     def feeds(self) -> object:
         """The collector to which this hook publishes, or the sender that does it; None while it has none."""
-        return None if self._sending is None else self._sending.feeds
+        if self._sending is None:
+            return None
+        return self._sending.feeds
 
     def register(self, trainer: Trainer, name: str = "") -> None:
         """Resolve, check, and register at the stages where the trigger's counters change.
@@ -202,27 +204,30 @@ class PublishHook(TrainerHookBase):
 
     def counters(self) -> Counters:
         """The learner's counters now."""
-        trainer = self.trainer
-        steps = self._optim_steps
+        frames = 0
+        optim_steps = self._optim_steps
+        if self.trainer is not None:
+            frames = self.trainer.collected_frames
+            optim_steps = trainers.optimizer_steps(self.trainer, optim_steps)
+        seconds = self._seconds_before + time.monotonic() - self._started
         return Counters(
-            batches=self._batches,
-            frames=0 if trainer is None else trainer.collected_frames,
-            optim_steps=steps if trainer is None else trainers.optimizer_steps(trainer, steps),
-            seconds=self._seconds_before + time.monotonic() - self._started,
+            batches=self._batches, frames=frames, optim_steps=optim_steps, seconds=seconds
         )
 
-    def __call__(self, *given: object) -> None:
+    def __call__(self, *arguments: object) -> None:
         """Publish if it is due; registered at a stage of the trainer that passes no arguments."""
         sending = self.sending
-        refuse_arguments(self, given)
+        refuse_arguments(self, arguments)
         now = self.counters()
         self._calls.called(now)
         if self._owed is not None:
             self._settle()
         elif not self.when.due(self._last, now):
             sending.pass_over()
-        elif (receipt := sending.publish_due(self.gates, now)) is not None:
-            self._record(receipt, now)
+        else:
+            receipt = sending.publish_due(self.gates, now)
+            if receipt is not None:  # else a gate holds it
+                self._record(receipt, now)
 
     def publish(self) -> Receipt:
         """Publish now, whatever the trigger says."""
@@ -245,7 +250,8 @@ class PublishHook(TrainerHookBase):
         """Make the publish that is owed: before the first frame, or after a resume."""
         if self._owed is not None:
             now = self.counters()
-            if not self._record(self.sending.publish(self._owed, now), now).coalesced:
+            receipt = self._record(self.sending.publish(self._owed, now), now)
+            if not receipt.coalesced:
                 self._owed = None
 
     def _owe(self, reason: str) -> None:
@@ -312,24 +318,28 @@ class PublishHook(TrainerHookBase):
 
     def _make_room(self, trainer: Trainer) -> None:
         """Remove TorchRL's hooks that send to where this one publishes, and no others."""
-        found = trainers.stock_update_weights(trainer)
-        replaced = [stock for stock in found if stock.feeds is self.feeds]
-        ours = [parse(destination) for destination in self.sending.destinations()]
+        stock_hooks = trainers.stock_update_weights(trainer)
+        replaced = [stock for stock in stock_hooks if stock.feeds is self.feeds]
+        ours = list(map(parse, self.sending.destinations()))
 
         def reached(theirs: Path) -> bool:  # the destination, or a part of it
             return any(path.startswith(theirs) or theirs.startswith(path) for path in ours)
 
         for stock in replaced:
-            if lost := [name for name in stock.destinations if not reached(parse(name))]:
+            lost = [name for name in stock.destinations if not reached(parse(name))]
+            if lost:
                 problem = f"{', '.join(map(repr, lost))} would get no weights any more"
                 cure = "add the destination to the map, or leave it out of the trainer's weight_update_map"
                 raise ConfigError(problem, f"{type(self).__name__}, which replaces {stock}", cure)
         trainers.remove_stock_update_weights(trainer, replaced)
-        for stock in found:
-            told = f"{'replaces' if stock in replaced else 'keeps'} {stock}"
-            if told not in self.beside:
-                self.beside += (told,)
-                _log.info("%s %s", type(self).__name__, told)
+        for stock in stock_hooks:
+            if stock in replaced:
+                note = f"replaces {stock}"
+            else:
+                note = f"keeps {stock}"
+            if note not in self.beside:
+                self.beside += (note,)
+                _log.info("%s %s", type(self).__name__, note)
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase, and the ledger, for the trainer's checkpoint."""
@@ -337,11 +347,10 @@ class PublishHook(TrainerHookBase):
         now = self.counters()
         last = {f"last_{name}": value for name, value in asdict(self._last).items()}
         ledger = self.ledger.state_dict()
-        flat = {
-            k: torch.tensor(ledger[k], dtype=torch.int64, device="cpu")
-            for k in ("published", "lost")
-        }
-        pairs = {k: numbers.view(-1, 2) for k, numbers in flat.items()}
+        pairs: dict[str, Any] = {}
+        for name in ("published", "lost"):
+            numbers = torch.tensor(ledger[name], dtype=torch.int64, device="cpu")
+            pairs[name] = numbers.view(-1, 2)
         return ledger | {"version": self.version} | pairs | asdict(now) | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -359,7 +368,10 @@ class PublishHook(TrainerHookBase):
         self._optim_steps = int(now.optim_steps)
         self._seconds_before = float(now.seconds)
         self._started = time.monotonic()
-        last = {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
+        last = {}
+        for name, value in state_dict.items():
+            if name.startswith("last_"):
+                last[name.removeprefix("last_")] = value
         self._last = Counters.from_dict(last)
         self.join()
         self.ledger.load_state_dict({**state_dict, "published": state_dict["published"].tolist()})

@@ -84,8 +84,8 @@ class BoundStaleness(Logs, RegistersItself, Reader):
     ) -> None:
         where = f"BoundStaleness(max_versions={max_versions!r})"
         check_count("a staleness bound in versions", max_versions, 0, where, "for example 2")
-        for name, given, offered in (("action", action, Action), ("unknown", unknown, Unknown)):
-            check_choice("action", given, get_args(offered), f"BoundStaleness({name}={given!r})")
+        check_choice("action", action, get_args(Action), f"BoundStaleness(action={action!r})")
+        check_choice("action", unknown, get_args(Unknown), f"BoundStaleness(unknown={unknown!r})")
         super().__init__(sync, "staleness")
         self.max_versions = max_versions
         self.action = action
@@ -141,22 +141,24 @@ class BoundStaleness(Logs, RegistersItself, Reader):
                 f"{int(stale.sum())} of {stamps.numel()} frames are up to {oldest} versions old",
                 "publish less often, raise the bound, or use action='drop'",
             )
-        dropped = stale | unknown if self.unknown == "drop" else stale
+        dropped = stale
+        if self.unknown == "drop":
+            dropped = stale | unknown
         if bool(dropped.any()):
             return self._rest(batch, dropped)
         return batch
 
-    def _exceeded(self, what: str, cure: str) -> StalenessExceeded:
-        where = (
-            f"optimizer step {self.sync.counters().optim_steps + 1}, version {self.sync.version}"
-        )
-        return StalenessExceeded(f"{what}; the bound is {self.max_versions}", where, cure)
+    def _exceeded(self, problem: str, cure: str) -> StalenessExceeded:
+        step = self.sync.counters().optim_steps + 1
+        where = f"optimizer step {step}, version {self.sync.version}"
+        return StalenessExceeded(f"{problem}; the bound is {self.max_versions}", where, cure)
 
     def _rest(self, batch: TensorDictBase, dropped: Tensor) -> TensorDictBase:
-        rows = dropped.flatten(1).any(1) if dropped.ndim > 1 else dropped
-        self.dropped_frames += int(torch.count_nonzero(rows)) * (
-            dropped.numel() // max(1, rows.numel())
-        )
+        rows = dropped
+        if dropped.ndim > 1:
+            rows = dropped.flatten(1).any(1)
+        frames_of_a_row = dropped.numel() // max(1, rows.numel())
+        self.dropped_frames += int(torch.count_nonzero(rows)) * frames_of_a_row
         if bool(rows.all()):
             raise StopIteration  # tells TorchRL that this epoch has no more batches
         return batch[~rows]
@@ -165,7 +167,9 @@ class BoundStaleness(Logs, RegistersItself, Reader):
         """Whether every frame that is not consumed yet would be within the bound after the next publish."""
         # A publish is put off and not waited for: an asynchronous worker begins its next rollout, and adopts,
         # only when the learner takes its batch, so a learner that waited here would wait for ever.
-        oldest = [] if self._in_hand is None else [self._in_hand]
+        oldest = []
+        if self._in_hand is not None:
+            oldest.append(self._in_hand)
         if self.sync.bound.endpoint.in_flight:
             oldest += self.sync.acting_versions()
         may = max(self.sync.ledger.ages(oldest), default=-1) + 1 <= self.max_versions
@@ -182,7 +186,7 @@ class BoundStaleness(Logs, RegistersItself, Reader):
             self._put_off = False
             self.sync()
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, float]:
         return self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:

@@ -93,7 +93,8 @@ class SyncWeights(PublishHook):
         background: bool = False,
         max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
     ) -> None:
-        when = Every(1, "batches") if when is None else when
+        if when is None:
+            when = Every(1, "batches")
         super().__init__(when, history=history, receipts_file=receipts_file)
         check_limit(max_unchanged_publishes)
         self.sync_map = sync_map
@@ -109,19 +110,20 @@ class SyncWeights(PublishHook):
         misuse.require(
             Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()"
         )
-        own = self.collector
-        if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):
-            misuse.require(
-                BaseCollector, own, self, "leave collector=... out: the trainer has a collector"
-            )
-        if self.collector is None:
+        requested = self.collector
+        if requested is None:
             collector = trainer.collector
         else:
-            collector = self.collector
+            collector = requested
+            if server_of(collector) is None and not isinstance(collector, BoardCollector):
+                cure = "leave collector=... out: the trainer has a collector"
+                misuse.require(BaseCollector, collector, self, cure)
         endpoint = endpoint_of(collector)
         if self.background:
             misuse.refuse_background(trainer, endpoint)
-        self.collector, given = collector, self.collector
+
+        # Either all of this succeeds, or the hook and the trainer are as they were.
+        self.collector = collector
         try:
             bound = BoundMap(
                 self.sync_map,
@@ -142,19 +144,17 @@ class SyncWeights(PublishHook):
                     warn(warning)
                 self._owe("start")
         except BaseException:
-            self.collector = given
+            self.collector = requested
             self._sending = None
             raise
         endpoint.connect(self.publish)  # last, because it changes the collector
 
     def _warn_of_another_collector(self, trainer: Trainer) -> None:
         """Warn if the frames that are learned from come from a collector that gets no weights."""
-        own = trainer.collector
-        if (
-            self.collector is own
-            or misuse.is_fed(trainer, own)
-            or self.bound.acts_in(policy_of(own))
-        ):
+        trained_from = trainer.collector
+        if self.collector is trained_from or misuse.is_fed(trainer, trained_from):
+            return
+        if self.bound.acts_in(policy_of(trained_from)):
             return
         problem = "this SyncWeights publishes to another collector than the trainer's"
         where = (
@@ -204,10 +204,10 @@ class SyncWeights(PublishHook):
         Args:
             workers: what :meth:`acting_workers` returned just now; ``None`` asks again.
         """
-        acting = self.acting_workers() if workers is None else workers
-        return self.version - min(
-            (worker.adopted_version for worker in acting), default=self.version
-        )
+        if workers is None:
+            workers = self.acting_workers()
+        versions = [worker.adopted_version for worker in workers]
+        return self.version - min(versions, default=self.version)
 
     def acting_versions(self) -> list[int]:
         """The version that each living worker acts with, where the transport can tell."""
@@ -216,7 +216,8 @@ class SyncWeights(PublishHook):
     def acting_workers(self) -> list[ReaderStatus]:
         """What the transport knows of each living worker; nothing where it cannot tell."""
         readers = self.sending.publisher.transport.status()  # others may read along: an evaluator
-        return [r for r in readers if r.alive and r.reader < self.bound.endpoint.num_workers]
+        num_workers = self.bound.endpoint.num_workers
+        return [reader for reader in readers if reader.alive and reader.reader < num_workers]
 
     def wait(self, timeout_s: float) -> None:
         """Wait until every worker acts with the newest version.

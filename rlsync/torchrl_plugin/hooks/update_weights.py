@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,12 @@ from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.misuse import notice_silence
 from rlsync.torchrl_plugin.hooks.publish_hook import MapSending, PublishHook
+
+
+class Sender(Protocol):
+    """What may send in a hook's place."""
+
+    def update_weights(self) -> object: ...
 
 
 class UpdateWeights(PublishHook):
@@ -62,17 +68,22 @@ class UpdateWeights(PublishHook):
 
     def __init__(
         self,
-        collector: Any = None,
+        collector: BaseCollector | None = None,
         update_weights_interval: int = 1,
-        policy_weights_getter: Callable[[], Any] | None = None,
+        policy_weights_getter: Callable[[], object] | None = None,
         weight_update_map: Mapping[str, str] | None = None,
         trainer: Trainer | None = None,
         *,
-        sender: Any = None,
+        sender: Sender | None = None,
         interval_unit: Literal["batches", "optim_steps"] = "batches",
     ) -> None:
         _check_arguments(
-            collector, policy_weights_getter, weight_update_map, trainer, sender, interval_unit
+            collector,
+            sender,
+            getter=policy_weights_getter,
+            sync_map=weight_update_map,
+            trainer=trainer,
+            unit=interval_unit,
         )
         super().__init__(Every(update_weights_interval, interval_unit))
         self.collector = collector
@@ -81,12 +92,18 @@ class UpdateWeights(PublishHook):
         self.policy_weights_getter = policy_weights_getter
         self.weight_update_map = weight_update_map
         self.sender = sender
-        endpoint = None if collector is None else endpoint_of(collector)
+
+        # With a map it sends as SyncWeights does, else as TorchRL's hook.
+        endpoint: Endpoint | None = None
+        if collector is not None:
+            endpoint = endpoint_of(collector)
         if weight_update_map is not None and trainer is not None and endpoint is not None:
             bound = BoundMap(weight_update_map, trainer, endpoint, training=training_of(trainer))
             self._sending = MapSending(bound, collector)
         else:
             self._sending = StockSending(collector, endpoint, policy_weights_getter, sender)
+
+        # From here on the trainer and the collector know it.
         if endpoint is not None:
             warn_without_board(endpoint, "UpdateWeights")
         if trainer is not None:
@@ -106,11 +123,11 @@ class UpdateWeights(PublishHook):
                 trainer.register_op("post_steps", self._count_batch)
             trainer.register_op("post_steps", self._batch_done)
 
-    def __call__(self, *given: object) -> None:
+    def __call__(self, *arguments: object) -> None:
         """Count one batch, when batches are counted, and publish if it is due."""
         if self.interval_unit == "batches":
             self._count_batch()
-        super().__call__(*given)
+        super().__call__(*arguments)
 
     @property
     def counter(self) -> int:
@@ -151,12 +168,15 @@ class StockSending:
 
     def __init__(
         self,
-        collector: Any,
+        collector: BaseCollector | None,
         endpoint: Endpoint | None,
-        getter: Callable[[], Any] | None,
-        sender: Any,
+        getter: Callable[[], object] | None,
+        sender: Sender | None,
     ) -> None:
-        self.feeds = collector if sender is None else sender
+        self.feeds: BaseCollector | Sender | None = sender
+        if sender is None:
+            self.feeds = collector
+        self._collector = collector
         self._endpoint = endpoint
         self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._getter = getter
@@ -167,15 +187,21 @@ class StockSending:
 
     @property
     def _publisher(self) -> Publisher | None:
-        return None if self._endpoint is None else self._endpoint.publisher
+        if self._endpoint is None:
+            return None
+        return self._endpoint.publisher
 
     @property
     def ledger(self) -> Ledger:
-        return self._sent if self._publisher is None else self._publisher.ledger
+        if self._publisher is None:
+            return self._sent
+        return self._publisher.ledger
 
     @property
     def version(self) -> int:
-        return self._sent.version if self._publisher is None else self._publisher.version
+        if self._publisher is None:
+            return self._sent.version
+        return self._publisher.version
 
     def destinations(self) -> Iterable[str]:
         return (POLICY,)
@@ -183,13 +209,14 @@ class StockSending:
     def publish(self, reason: str, now: Counters) -> Receipt:
         started = time.perf_counter()
         moved = self._send()
+        tensors: Collection[Tensor] = moved or ()
         return Receipt(
             version=self.version,
             reason=reason,
-            copied_leaves=len(moved or ()),
+            copied_leaves=len(tensors),
             aliased_leaves=0,
             cast_leaves=0,
-            copied_bytes=sum(tensor.nbytes for tensor in moved or ()),
+            copied_bytes=sum(tensor.nbytes for tensor in tensors),
             aliased_bytes=0,
             background_bytes=0,
             duration_s=time.perf_counter() - started,
@@ -202,9 +229,10 @@ class StockSending:
         )
 
     def publish_due(self, gates: Iterable[Callable[[], bool]], now: Counters) -> Receipt | None:
-        if all(gate() for gate in gates):
-            return self.publish("trigger", now)
-        return None
+        for gate in gates:
+            if not gate():
+                return None
+        return self.publish("trigger", now)
 
     def pass_over(self) -> None:
         pass
@@ -224,21 +252,30 @@ class StockSending:
                 return None
             return checked.values()
 
-        before = self.version
-        coalesced = 0 if publisher is None else publisher.coalesced
+        version_before = self.version
+        coalesced_before = 0
+        if publisher is not None:
+            coalesced_before = publisher.coalesced
         if self._sender is not None:
             self._sender.update_weights()
         else:
-            self.feeds.update_policy_weights_()
-        if publisher is not None and publisher.coalesced > coalesced:
+            assert self._collector is not None, "_check_arguments has looked"
+            self._collector.update_policy_weights_()
+        if publisher is not None and publisher.coalesced > coalesced_before:
             return None
-        if self.version == before:  # it did not go through a publisher of rlsync, which records
+        if self.version == version_before:  # no publisher of rlsync, which records, was involved
             self.ledger.record(self.ledger.next)
         return ()
 
 
 def _check_arguments(
-    collector: Any, getter: Any, sync_map: Any, trainer: Any, sender: Any, unit: str
+    collector: BaseCollector | None,
+    sender: Sender | None,
+    *,
+    getter: object,
+    sync_map: object,
+    trainer: Trainer | None,
+    unit: str,
 ) -> None:
     if sender is None and collector is None:
         problem = "nothing to send to"

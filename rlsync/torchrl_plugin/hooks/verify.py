@@ -104,7 +104,9 @@ class VerifySync(Logs):
     ) -> None:
         check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
         check_timeouts("VerifySync", may_be_none=False, timeout_s=timeout_s)
-        if when is not None and not isinstance(when, Trigger):
+        if when is None:
+            when = Every(10, "batches")
+        if not isinstance(when, Trigger):
             problem = f"'when' is a trigger, got {type(when).__name__}"
             cure = "for example when=Every(100, 'batches')"
             raise ConfigError(problem, f"VerifySync(when={when!r})", cure)
@@ -114,9 +116,11 @@ class VerifySync(Logs):
             cure = f"for example behaviour=Every(60, 'seconds'), or behaviour={_SHARE}"
             raise ConfigError(problem, "VerifySync(behaviour=...)", cure)
         super().__init__(sync, prefix)
-        self.when = Every(10, "batches") if when is None else when
+        self.when = when
         self.action = action
         self.timeout_s = timeout_s
+
+        # of comparisons of outputs
         self.behaviour = behaviour
         #: the newest version whose outputs were compared, and held
         self.behaviour_held: int | None = None
@@ -124,6 +128,8 @@ class VerifySync(Logs):
         self.behaviour_held_time_s: float | None = None
         self._compared: tuple[Judgement, ...] = ()
         self._rests_until = 0.0  #: no comparison begins before, if the time decides
+
+        # of all checks, and of the one that is under way
         self.checks = 0
         self.deviations: list[Deviation] = []
         self._verification: Verification | None = None
@@ -135,12 +141,18 @@ class VerifySync(Logs):
     @property
     def uncompared(self) -> tuple[str, ...]:
         """What the last comparison of outputs could not compare, and why."""
-        return tuple(dict.fromkeys(why for judged in self._compared for why in judged.uncompared))
+        reasons: dict[str, None] = {}
+        for judgement in self._compared:
+            reasons |= dict.fromkeys(judgement.uncompared)
+        return tuple(reasons)
 
     @property
     def untold(self) -> tuple[str, ...]:
         """What the last comparison of outputs could not compare, or compared without power, and why."""
-        return tuple(dict.fromkeys(why for judged in self._compared for why in judged.untold))
+        reasons: dict[str, None] = {}
+        for judgement in self._compared:
+            reasons |= dict.fromkeys(judgement.untold)
+        return tuple(reasons)
 
     def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
         self._require(trainer)
@@ -151,11 +163,11 @@ class VerifySync(Logs):
         if isinstance(self.behaviour, float):
             self._verification.watch()
 
-    def __call__(self, *given: object) -> None:
+    def __call__(self, *arguments: object) -> None:
         """Read the answers that have arrived, and ask again if the trigger is due."""
         if self._verification is None:
             raise no_trainer(self)
-        refuse_arguments(self, given)
+        refuse_arguments(self, arguments)
         if self._open is not None:
             self._hear(self._verification, self._open)
         now = self.sync.counters()
@@ -164,9 +176,11 @@ class VerifySync(Logs):
         compares = self._verification.watched
         if self._open is None and (compares or self.when.due(self._last, now)):
             self._last = now
+            judge = None
             if compares:
                 self._last_compared = now
-            version = self._verification.ask(self.sync.bound.judge if compares else None)
+                judge = self.sync.bound.judge
+            version = self._verification.ask(judge)
             self._open = _Check(version, time.monotonic())
 
     def _wants_to_compare(self, now: Counters) -> bool:
@@ -182,46 +196,59 @@ class VerifySync(Logs):
         if self.sync.version < check.version:
             check.asked_at = time.monotonic()
             check.batches = 0
-        self._found = found = verification.hear()
+        answers = verification.hear()
+        self._found = answers
         late = time.monotonic() - check.asked_at > self.timeout_s
-        given_up = found.waiting and late and check.batches >= _BATCHES_TO_ANSWER
-        if not (found.done or given_up):
+        given_up = answers.waiting and late and check.batches >= _BATCHES_TO_ANSWER
+        if not (answers.done or given_up):
             return
+
+        # The check is over. Do its outputs agree, and when may the next ones be compared?
         self._open = None
         self.checks += 1
-        if found.behaviour:
-            self._compared = found.behaviour
+        if answers.behaviour:
+            self._compared = answers.behaviour
             if isinstance(self.behaviour, float):
-                self._rests_until = time.monotonic() + found.comparing_s / self.behaviour
-            if all(judged.held and not judged.wrong for judged in found.behaviour):
+                self._rests_until = time.monotonic() + answers.comparing_s / self.behaviour
+            if all(judgement.held and not judgement.wrong for judgement in answers.behaviour):
                 self.behaviour_held = check.version
                 self.behaviour_held_time_s = time.time()
+
+        # A worker that has not answered deviates as one does that acts with other weights.
         silent = (
             f"no rollout with version {check.version} or a later one has ended for {self.timeout_s:g} s "
             f"and {check.batches} batches"
         )
-        wrong = [*found.deviations, *(Deviation(silent, worker) for worker in found.waiting)]
-        self.deviations += wrong
-        if wrong:
-            self._tell(wrong)
+        deviations = list(answers.deviations)
+        for worker in answers.waiting:
+            deviations.append(Deviation(silent, worker))
+        self.deviations += deviations
+        if deviations:
+            self._report_deviations(deviations)
 
-    def _tell(self, wrong: list[Deviation]) -> None:
-        problem = "; ".join(dict.fromkeys(deviation.what for deviation in wrong))
-        cure = "; ".join(dict.fromkeys(deviation.cure for deviation in wrong))
-        error = PublishError(problem, "; ".join(deviation.where for deviation in wrong), cure)
+    def _report_deviations(self, deviations: list[Deviation]) -> None:
+        problems: dict[str, None] = {}
+        places: list[str] = []
+        cures: dict[str, None] = {}
+        for deviation in deviations:
+            problems[deviation.what] = None
+            places.append(deviation.where)
+            cures[deviation.cure] = None
+        error = PublishError("; ".join(problems), "; ".join(places), "; ".join(cures))
         if self.action == "raise":
             raise error
         _log.error("%s", error)
 
-    def _metrics(self) -> dict[str, Any]:
-        metrics: dict[str, Any] = {"checks": self.checks, "deviations": len(self.deviations)}
+    def _metrics(self) -> dict[str, float]:
+        metrics: dict[str, float] = {"checks": self.checks, "deviations": len(self.deviations)}
         if self._found is not None:
             metrics |= {"answered": self._found.answered, "whole": self._found.whole}
         if self._compared:
-            metrics["outputs_held"] = sum(judged.held for judged in self._compared)
-            metrics["outputs_without_power"] = sum(
-                len(judged.powerless) for judged in self._compared
-            )
+            metrics["outputs_held"] = 0
+            metrics["outputs_without_power"] = 0
+            for judgement in self._compared:
+                metrics["outputs_held"] += judgement.held
+                metrics["outputs_without_power"] += len(judgement.powerless)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,6 +265,7 @@ class VerifySync(Logs):
         if not state_dict:
             return
         self.checks = int(state_dict["checks"])
-        self._last = Counters.from_dict({k.removeprefix("last_"): v for k, v in state_dict.items()})
+        last = {name.removeprefix("last_"): value for name, value in state_dict.items()}
+        self._last = Counters.from_dict(last)
         self._last_compared = self._last
         self._open = None
