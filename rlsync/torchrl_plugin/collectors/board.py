@@ -50,10 +50,15 @@ class BoardEndpoint(Endpoint):
         return ()
 
     def _adopted(self) -> str:
-        modes = {name: self._adopt.get(name, "alias") for name in self.destinations}
-        if len(set(modes.values())) == 1:
-            return f"adopted by {next(iter(modes.values()))}"
-        return "adopted by " + ", ".join(f"{mode} ({name})" for name, mode in modes.items())
+        modes: set[Adopt] = set()
+        words: list[str] = []
+        for name in self.destinations:
+            mode = self._adopt.get(name, "alias")
+            modes.add(mode)
+            words.append(f"{mode} ({name})")
+        if len(modes) == 1:
+            return f"adopted by {modes.pop()}"
+        return "adopted by " + ", ".join(words)
 
     @property
     def num_workers(self) -> int:
@@ -68,7 +73,7 @@ class BoardEndpoint(Endpoint):
         self.publisher.publish_default = publish_default
 
     def locate(self, path: Path, where: str) -> Key:
-        inside = [d for d in self.destinations if path.startswith(parse(d))]
+        inside = [name for name in self.destinations if path.startswith(parse(name))]
         if not inside:
             raise no_destination(str(path), where, self.destinations)
         destination = max(inside, key=len)
@@ -80,12 +85,16 @@ class BoardEndpoint(Endpoint):
         specs = self.specs(destination)
         if not prefix or specs is None:
             return
-        if not any(s.name == prefix or s.name.startswith(prefix + ".") for s in specs):
-            parents = {s.name.rpartition(".")[0] for s in specs} - {""}
-            near = nearest_name(prefix, parents)
-            problem = f"no leaves under {prefix!r} in {destination!r}"
-            cure = did_you_mean(near) + f"modules: {', '.join(sorted(parents))}"
-            raise DestinationNotFound(problem, f"path {str(path)!r}, {where}", cure)
+        parents: set[str] = set()
+        for spec in specs:
+            if spec.name == prefix or spec.name.startswith(prefix + "."):
+                return
+            parents.add(spec.name.rpartition(".")[0])
+        parents.discard("")
+        near = nearest_name(prefix, parents)
+        problem = f"no leaves under {prefix!r} in {destination!r}"
+        cure = did_you_mean(near) + f"modules: {', '.join(sorted(parents))}"
+        raise DestinationNotFound(problem, f"path {str(path)!r}, {where}", cure)
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         return self.publisher.specs(destination)

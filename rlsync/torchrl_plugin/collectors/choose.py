@@ -78,13 +78,16 @@ def _in_process(collector: Collector) -> InProcessEndpoint:
 
 def _on_a_board(boards: Mapping[str, WorkerScheme], destinations: list[str]) -> BoardEndpoint:
     """The endpoint of a collector of processes; ConfigError: its destinations do not share one board."""
-    first, *others = (scheme.publisher for scheme in boards.values())
-    if len(boards) < len(destinations) or any(other is not first for other in others):
+    schemes = list(boards.values())
+    publisher = schemes[0].publisher
+    shared = all(scheme.publisher is publisher for scheme in schemes)
+    if len(boards) < len(destinations) or not shared:
         problem = "the destinations of this collector do not share one board"
         cure = "make one WeightBoard and take board.scheme() for each destination"
         raise ConfigError(problem, f"weight_sync_schemes={destinations}", cure)
-    adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
-    return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
+    adopt = {name: scheme.adopt for name, scheme in boards.items()}
+    adopt_at = schemes[0].adopt_at  # the same for all: a scheme refuses others
+    return BoardEndpoint(publisher, adopt, adopt_at)
 
 
 def warn_without_board(endpoint: Endpoint, who: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -106,13 +106,13 @@ class ForeignEndpoint(Endpoint):
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         # Distributed collectors have no get_model; they hold what their workers copied.
-        find = partial(walk, self.collector, error=DestinationNotFound, root_name="collector")
-        if isinstance(self.collector, ShowsModels):
-            shows = self.collector.get_model
-        else:
-            shows = None
+        model: object
         try:
-            model: object = find(parse(destination)) if shows is None else shows(destination)
+            if isinstance(self.collector, ShowsModels):
+                model = self.collector.get_model(destination)
+            else:
+                path = parse(destination)
+                model = walk(self.collector, path, error=DestinationNotFound, root_name="collector")
         except (ValueError, AttributeError, KeyError, DestinationNotFound):
             return None
         if isinstance(model, nn.Module):
@@ -180,8 +180,8 @@ class CallTransport(Transport):
         for entry in laid_out(self).entries:
             tensor = tensors[entry.owner]
             if tensor is not None:  # cloned: TorchRL may queue or share what it is given
-                held = weights.setdefault(entry.destination, TensorDict())
-                held.set(tuple(entry.leaf.name.split(".")), tensor.detach().clone())
+                tree = weights.setdefault(entry.destination, TensorDict())
+                tree.set(tuple(entry.leaf.name.split(".")), tensor.detach().clone())
         self.underway = stamp
         try:
             self._update(weights)
@@ -191,7 +191,7 @@ class CallTransport(Transport):
         return stamp.version
 
     def _update(self, weights: dict[str, TensorDict]) -> None:
-        update: Any = getattr(self._collector, "update_policy_weights_", None)
+        update = getattr(self._collector, "update_policy_weights_", None)
         if not callable(update):
             cure = "use a TorchRL collector, or one that has update_policy_weights_"
             raise PublishError(
@@ -262,7 +262,10 @@ class RemoteEndpoint(ForeignEndpoint):
         """An update of the collector: a publish of ours, or one that somebody else makes."""
         ours = self.transport.underway
         ledger = self.publisher.ledger
-        stamp = ledger.next if ours is None else ours
+        if ours is None:
+            stamp = ledger.next
+        else:
+            stamp = ours
         if isinstance(self.collector, RayCollector):
             distributed.number_next_update(self.collector, stamp.version)
         elif worker_ids is not None:
@@ -282,10 +285,8 @@ class RemoteEndpoint(ForeignEndpoint):
             # TorchRL wrote the root of a batch's first frame in the rollout before.
             return batch.set(stamps.STAMP, batch.get(("next", stamps.STAMP)).clone())
         for key in (stamps.STAMP, ("next", stamps.STAMP)):
-            batch.set(
-                key,
-                torch.full(batch.shape, self.publisher.version, dtype=torch.int64, device="cpu"),
-            )
+            version = self.publisher.version
+            batch.set(key, torch.full(batch.shape, version, dtype=torch.int64, device="cpu"))
         return batch
 
 

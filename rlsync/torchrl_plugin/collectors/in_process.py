@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,8 @@ class InProcessEndpoint(Endpoint):
         # A publish writes in the learner's thread, a rollout may run in another. On an accelerator each has
         # streams of its own, so that the two must be put in order.
         self._devices: frozenset[torch.device] = frozenset()
-        self._written = self._read = NOTHING_QUEUED
+        self._written = NOTHING_QUEUED
+        self._read = NOTHING_QUEUED
         transport = LocalTransport()
         self._reader = transport.subscribe(self._apply)
         self._answers = Answers(self._reader, self._digests, self._arriving)
@@ -75,7 +75,7 @@ class InProcessEndpoint(Endpoint):
         collectors.around_rollouts(self.collector, self._acting)
 
         @in_place_of(self.collector, "update_policy_weights_")
-        def update(collector: Collector, *args: Any, **kwargs: Any) -> None:
+        def update(collector: Collector, *args: object, **kwargs: object) -> None:
             with self._reader.acting():  # between two rollouts
                 self._read.order()
                 self._unnumbered = True
@@ -97,24 +97,27 @@ class InProcessEndpoint(Endpoint):
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
 
     def around(self) -> dict[str, Tensor | None]:
-        firsts = dict.fromkeys(Path(path.segments[:1]) for path, _ in self._found.values())
-        wholes = {first: self._walk(first, "sync map") for first in firsts}
-        modules = {first: whole for first, whole in wholes.items() if isinstance(whole, nn.Module)}
-        return {
-            f"{at}.{name}": p
-            for at, module in modules.items()
-            for name, p in module.named_parameters()
-        }
+        parameters: dict[str, Tensor | None] = {}
+        for first in dict.fromkeys(Path(path.segments[:1]) for path, _ in self._found.values()):
+            whole = self._walk(first, "sync map")
+            if isinstance(whole, nn.Module):
+                for name, parameter in whole.named_parameters():
+                    parameters[f"{first}.{name}"] = parameter
+        return parameters
 
     def acting(self, sent: Collection[str]) -> Acting:
         """Looked at once, before anything runs: it writes to what acts, which a rollout may use later."""
         if self.in_flight:
             return Acting(unknown=dict.fromkeys(self._found, "it acts already, in another thread"))
         if self._acts is None:
-            places = {name: leaves.root for name, (_, leaves) in self._found.items()}
-            fed = {name: place for name, place in places.items() if name in sent}
-            settings = {name: settings_of(place, name) for name, place in places.items()}
-            self._acts = replace(acting_in(self.collector, self._call, fed, ()), settings=settings)
+            fed: dict[str, object] = {}
+            settings: dict[str, Mapping[str, str]] = {}
+            for name, (_, leaves) in self._found.items():
+                settings[name] = settings_of(leaves.root, name)
+                if name in sent:
+                    fed[name] = leaves.root
+            acts = acting_in(self.collector, self._call, fed, ())
+            self._acts = replace(acts, settings=settings)
         return self._acts
 
     def wait(self, timeout_s: float) -> None:
@@ -142,7 +145,7 @@ class InProcessEndpoint(Endpoint):
     def _outdate(self) -> None:
         """Drop what acts keeps of a computation with the weights of before."""
         if self._keepers is None:
-            acts = [self._leaves(destination).root for destination in self._found]
+            acts = self._places().values()
             self._keepers = keepers([collectors.policy_of(self.collector), *acts])
         outdate(self._keepers)
 
@@ -152,8 +155,11 @@ class InProcessEndpoint(Endpoint):
         layout = self.publisher.transport.layout
         if layout is not None:  # else nothing was published yet
             live = {name: self.tensors(name) for name in layout.destinations}
-            brought = [(entry.destination, entry.leaf.name) for entry in layout.entries]
-            self.publisher.publish({(to, name): live[to][name] for to, name in brought})
+            brought: dict[Key, Tensor] = {}
+            for entry in layout.entries:
+                tensor = live[entry.destination][entry.leaf.name]
+                brought[entry.destination, entry.leaf.name] = tensor
+            self.publisher.publish(brought)
 
     @contextmanager
     def _acting(self, collector: Collector) -> Iterator[None]:
@@ -169,9 +175,12 @@ class InProcessEndpoint(Endpoint):
                 yield
             self._read = Moment.now(self._devices)
 
+    def _places(self) -> dict[str, object]:
+        """What stands at each destination now."""
+        return {name: self._leaves(name).root for name in self._found}
+
     def _shadow(self) -> Shadow:
-        places = {name: self._leaves(name).root for name in self._found}
-        return shadow_of(self.collector, self._call, places)
+        return shadow_of(self.collector, self._call, self._places())
 
     def _arriving(self, destination: str) -> list[str]:
         layout = self.publisher.transport.layout
@@ -181,21 +190,26 @@ class InProcessEndpoint(Endpoint):
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of the live leaves that publishes bring, by destination."""
-        brought = {name: names for name in self._found if (names := self._arriving(name))}
-        return {
-            name: digests_of(self._leaves(name).leaves, names, parameters=parameters)
-            for name, names in brought.items()
-        }
+        digests: dict[str, int] = {}
+        for name in self._found:
+            brought = self._arriving(name)
+            if brought:
+                leaves = self._leaves(name).leaves
+                digests[name] = digests_of(leaves, brought, parameters=parameters)
+        return digests
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
-        arrived = dict(zip(layout.entries, views, strict=True))
+        arrived: dict[str, dict[str, Tensor]] = {name: {} for name in layout.destinations}
+        for entry, view in zip(layout.entries, views, strict=True):
+            arrived[entry.destination][entry.leaf.name] = view
         self._read.order()
         self._unnumbered = False
-        for destination in layout.destinations:
-            mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
-            write(self._leaves(destination), mine)
+        for destination, tensors in arrived.items():
+            write(self._leaves(destination), tensors)
         self._outdate()
-        live = (tensor for name in layout.destinations for tensor in self._leaves(name).tensors())
+        live: list[Tensor] = []
+        for destination in arrived:
+            live += self._leaves(destination).tensors()
         self._devices = queued_devices(live)
         self._written = Moment.now(self._devices)
         self._answers.fresh = True

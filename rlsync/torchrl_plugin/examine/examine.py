@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -94,46 +94,70 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     workers = ExaminedWorkers.of(trainer.collector)
     plain = {source.destination: source.read() for source in sync.sources}
     moved = crossings_of(trainer, sync)
+
+    # With other weights than before, publish, and look into the workers before and after.
     with marked(_weights(trainer, sync)):
-        wanted = {s.destination: _changed(plain[s.destination], s.read()) for s in sync.sources}
+        wanted: dict[str, Named] = {}
+        for source in sync.sources:
+            wanted[source.destination] = _changed(plain[source.destination], source.read())
         before = workers.ask(timeout_s)
-        asked = _watching(sync.hook)
-        judge = None if sync.hook is None else sync.hook.bound.judge
+        verification = _watching(sync.hook)
+        judge = None
+        if sync.hook is not None:
+            judge = sync.hook.bound.judge
         # One in this process is examined at its next publish; workers may be in a rollout with an older one.
-        if asked is not None and not workers.processes:
-            asked.ask(judge)
+        if verification is not None and not workers.processes:
+            verification.ask(judge)
         problems = [_within(timeout_s, "the publish", sync.publish)]
-        if asked is not None and workers.processes and not any(problems):
-            asked.ask(judge)
+        if verification is not None and workers.processes and not any(problems):
+            verification.ask(judge)
         problems.append(_within(timeout_s, "the rollout after the publish", workers.roll_out))
         after = workers.ask(timeout_s)
+
     # Outside: where no transport keeps the version before, the weights of now stand for it.
-    outputs = () if asked is None or any(problems) else asked.hear().behaviour
-    coverage = coverage_of(trainer, sync)
-    untrained = (s for s in sync.sources if s.description in coverage.untrained)
-    coverage = replace(
-        coverage,
-        untrained=tuple(s.description for s in untrained if not _follows(trainer, s, timeout_s)),
-    )
-    arrivals = [
-        Arrival(name, destination, *_outcome(trainer.collector, destination, leaves, *held))
-        for name, *held in zip(workers.names, before, after, strict=True)
-        for destination, leaves in wanted.items()
-    ]
+    outputs: tuple[Judgement, ...] = ()
+    if verification is not None and not any(problems):
+        outputs = verification.hear().behaviour
+    coverage = _without_followers(coverage_of(trainer, sync), trainer, sync, timeout_s)
+    schemes = schemes_of(trainer.collector).values()
     return Examination(
         trainer=type(trainer).__name__,
         collector=workers.description,
         processes=workers.processes,
-        on_board=any(isinstance(it, WorkerScheme) for it in schemes_of(trainer.collector).values()),
+        on_board=any(isinstance(scheme, WorkerScheme) for scheme in schemes),
         sync=sync.description,
         by_rlsync=sync.by_rlsync,
         routes=tuple((source.destination, source.description) for source in sync.sources),
         coverage=coverage,
         crossings=moved,
         problems=tuple(filter(None, problems)),
-        arrivals=tuple(arrivals),
+        arrivals=tuple(_arrivals(workers, wanted, before, after)),
         outputs=outputs,
     )
+
+
+def _arrivals(
+    workers: ExaminedWorkers,
+    wanted: Mapping[str, Named],
+    before: Sequence[Held | NoAnswer],
+    after: Sequence[Held | NoAnswer],
+) -> Iterator[Arrival]:
+    for worker, old, new in zip(workers.names, before, after, strict=True):
+        for destination, changed in wanted.items():
+            outcome, detail = _outcome(workers.collector, destination, changed, old, new)
+            yield Arrival(worker, destination, outcome, detail)
+
+
+def _without_followers(
+    coverage: Coverage, trainer: Trainer, sync: FoundSync, timeout_s: float
+) -> Coverage:
+    """Call no source untrained that follows the trained weights."""
+    untrained = []
+    for source in sync.sources:
+        name = source.description
+        if name in coverage.untrained and not _follows(trainer, source, timeout_s):
+            untrained.append(name)
+    return replace(coverage, untrained=tuple(untrained))
 
 
 def _watching(sync: SyncWeights | None) -> Verification | None:
@@ -151,17 +175,21 @@ def _watching(sync: SyncWeights | None) -> Verification | None:
 @contextmanager
 def marked(weights: Iterable[Tensor]) -> Iterator[None]:
     """Inside, every floating-point number of ``weights`` is changed; afterwards it has its old value."""
-    parts = (part for weight in weights for part in memory_of(weight) if part.is_floating_point())
-    own = {memory_key(part): part.data for part in parts}
-    kept = [weight.clone() for weight in own.values()]
+    # Weights may share memory, which must change once.
+    memory: dict[object, Tensor] = {}
+    for weight in weights:
+        for part in memory_of(weight):
+            if part.is_floating_point():
+                memory[memory_key(part)] = part.data
+    originals = [part.clone() for part in memory.values()]
     try:
-        for weight in own.values():
+        for part in memory.values():
             # Every number grows, by enough to differ after a cast to half precision, too.
-            weight.add_((weight.abs() + 1) / 8)
+            part.add_((part.abs() + 1) / 8)
         yield
     finally:
-        for weight, before in zip(own.values(), kept, strict=True):
-            weight.copy_(before)
+        for part, original in zip(memory.values(), originals, strict=True):
+            part.copy_(original)
 
 
 def _weights(trainer: Trainer, sync: FoundSync) -> Iterator[Tensor]:
@@ -169,22 +197,25 @@ def _weights(trainer: Trainer, sync: FoundSync) -> Iterator[Tensor]:
     if isinstance(trainer.loss_module, nn.Module):
         yield from trainer.loss_module.parameters()
     for source in sync.sources:
-        yield from (leaf.read() for leaf in source.leaves().leaves if leaf.kind == "parameter")
+        for leaf in source.leaves().leaves:
+            if leaf.kind == "parameter":
+                yield leaf.read()
 
 
 def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
     """Whether a source that no optimizer holds follows the trained weights in some steps, as averages do."""
+    # All that such steps may write to, which gets its old values back.
     training = training_of(trainer)
-    held = [leaf.read() for leaf in source.leaves().leaves]
-    modules = [*training.losses().values()]
-    if (
-        source.has_path
-        and (network := training.network_of(trainer, parse(source.description))) is not None
-    ):
-        modules.append(network[1])
+    tensors = [leaf.read() for leaf in source.leaves().leaves]
+    modules = list(training.losses().values())
+    if source.has_path:
+        network = training.network_of(trainer, parse(source.description))
+        if network is not None:
+            modules.append(network[1])
     for module in modules:
-        held += [part for t in (*module.parameters(), *module.buffers()) for part in memory_of(t)]
-    kept = [tensor.detach().clone() for tensor in held]
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensors += memory_of(tensor)
+    originals = [tensor.detach().clone() for tensor in tensors]
     before = source.read()
 
     def follow() -> None:
@@ -198,8 +229,8 @@ def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
             _within(timeout_s, "what follows an optimizer's step", follow)
             return bool(_changed(before, source.read()))
     finally:
-        for tensor, old in zip(held, kept, strict=True):
-            tensor.data.copy_(old)
+        for tensor, original in zip(tensors, originals, strict=True):
+            tensor.data.copy_(original)
 
 
 def _changed(before: Named, now: Named) -> Named:
@@ -224,10 +255,10 @@ def _outcome(
     before: Held | NoAnswer,
     after: Held | NoAnswer,
 ) -> tuple[Outcome, str]:
-    if isinstance(before, NoAnswer) or isinstance(after, NoAnswer):
-        silence = before if isinstance(before, NoAnswer) else after
-        assert isinstance(silence, NoAnswer)
-        return (Outcome.DEAD if silence.dead else Outcome.SILENT), silence.why
+    if isinstance(before, NoAnswer):
+        return _silence(before)
+    if isinstance(after, NoAnswer):
+        return _silence(after)
     old = before.at(destination)
     new = after.at(destination)
     if not new:
@@ -245,15 +276,22 @@ def _outcome(
     return Outcome.PARTLY, f"{len(there)} of {len(wanted)} tensors; not, for one, {missing}"
 
 
-def _fitting(wanted: Named, held: Named) -> set[str]:
+def _silence(no_answer: NoAnswer) -> tuple[Outcome, str]:
+    if no_answer.dead:
+        return Outcome.DEAD, no_answer.why
+    return Outcome.SILENT, no_answer.why
+
+
+def _fitting(wanted: Named, in_worker: Named) -> set[str]:
     """The source names of the tensors that have the wanted values in the worker."""
-    specs = Leaves(held, "the worker").specs()
+    specs = Leaves(in_worker, "the worker").specs()
     there = named_like(list(wanted), specs)
-    return {
-        name
-        for (name, tensor), at in zip(wanted.items(), there, strict=True)
-        if at in held and _same(tensor.cpu().to(held[at].dtype), held[at])
-    }
+    fitting: set[str] = set()
+    for (name, tensor), at in zip(wanted.items(), there, strict=True):
+        live = in_worker.get(at)
+        if live is not None and _same(tensor.cpu().to(live.dtype), live):
+            fitting.add(name)
+    return fitting
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -275,9 +313,10 @@ def crossings_of(trainer: Trainer, sync: FoundSync) -> tuple[Crossing, ...]:
     """What one publish moves from which device to which. Without rlsync's hook only the CPU is seen."""
     if sync.hook is not None:
         return sync.hook.plan.crossings
-    return crossings(
-        leaf for source in sync.sources for leaf in _leaf_by_leaf(trainer.collector, source)
-    )
+    leaves: list[Crossing] = []
+    for source in sync.sources:
+        leaves += _leaf_by_leaf(trainer.collector, source)
+    return crossings(leaves)
 
 
 def _leaf_by_leaf(collector: object, source: FoundSource) -> Iterator[Crossing]:
@@ -293,11 +332,21 @@ def _leaf_by_leaf(collector: object, source: FoundSource) -> Iterator[Crossing]:
             live = dict(zip(there.names, there.tensors(), strict=True))
     for leaf, name in zip(sent, names, strict=True):
         tensor = leaf.read()
-        held = live.get(name)
-        aliased = held is not None and memory_key(held) == memory_key(tensor)
-        device = "" if held is None else str(held.device)
-        copied_bytes = 0 if aliased else tensor.nbytes
-        yield Crossing(str(tensor.device), device, False, int(aliased), copied_bytes)
+        device = ""
+        aliased = False
+        if name in live:
+            device = str(live[name].device)
+            aliased = memory_key(live[name]) == memory_key(tensor)
+        copied_bytes = tensor.nbytes
+        if aliased:
+            copied_bytes = 0
+        yield Crossing(
+            str(tensor.device),
+            device,
+            through_host=False,
+            aliased_leaves=int(aliased),
+            copied_bytes=copied_bytes,
+        )
 
 
 def _module_at(collector: Collector, destination: str) -> object:

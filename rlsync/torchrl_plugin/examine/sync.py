@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
+from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import NothingLearns, SourceNotFound
 from rlsync.core.path import parse, walk
@@ -74,16 +74,18 @@ def sync_of(trainer: Trainer) -> FoundSync:
     for hook in trainers.registered_modules(trainer):
         if isinstance(hook, PublishHook) and _may_reach(hook.feeds, trainer.collector):
             sources = _sources_of_ours(trainer, hook)
-            said = f"rlsync.{type(hook).__name__}, {hook.when}"
-            ours = hook if isinstance(hook, SyncWeights) else None
-            return FoundSync(said, True, tuple(sources), hook.publish, ours)
+            description = f"rlsync.{type(hook).__name__}, {hook.when}"
+            sync = FoundSync(description, True, tuple(sources), hook.publish)
+            if isinstance(hook, SyncWeights):
+                return replace(sync, hook=hook)
+            return sync
     for registered in trainers.stock_update_weights(trainer):
         if not _may_reach(registered.feeds, trainer.collector):
             continue
         stock = registered.hook
         sources = _sources_of(trainer, stock.weight_update_map, stock.policy_weights_getter)
-        said = f"TorchRL's {type(stock).__name__}"
-        return FoundSync(said, False, tuple(sources), partial(_publish_once, stock))
+        description = f"TorchRL's {type(stock).__name__}"
+        return FoundSync(description, False, tuple(sources), partial(_publish_once, stock))
     return FoundSync("", False, tuple(_usual_source(trainer)), lambda: None)
 
 
@@ -92,7 +94,7 @@ def _may_reach(feeds: object, collector: object) -> bool:
     return feeds is collector or not isinstance(feeds, BaseCollector)
 
 
-def _publish_once(stock: Any) -> None:
+def _publish_once(stock: StockUpdateWeights) -> None:
     """Call a copy of the hook that sends at every call. The counter of the hook itself does not change."""
     hook = copy.copy(stock)
     hook.update_weights_interval = 1
@@ -109,7 +111,9 @@ def _sources_of_ours(trainer: Trainer, hook: PublishHook) -> Iterator[FoundSourc
             yield from _sources_of(trainer, hook.weight_update_map, hook.policy_weights_getter)
 
 
-def _sources_of(trainer: Trainer, sync_map: Any, getter: Any) -> Iterator[FoundSource]:
+def _sources_of(
+    trainer: Trainer, sync_map: Mapping[str, str] | None, getter: Callable[[], object] | None
+) -> Iterator[FoundSource]:
     if sync_map is not None:
         for destination, path in sync_map.items():
             yield _at_path(trainer, destination, path)
@@ -157,31 +161,37 @@ class Coverage:
 def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     """Compare what the hook sends with what the optimizers of the trainer hold."""
     training = training_of(trainer)
-    held = Covered(training.parameters())
-    found = {source: unheld(source.parameters(), held) for source in sync.sources}
-    whole = [
-        source
-        for source, names in found.items()
-        if names and len(names) == len(source.parameters())
-    ]
-    networks = {
-        source: training.network_of(trainer, parse(source.description))
-        for source in sync.sources
-        if source.has_path
-    }
-    sent = [leaf.read() for source in sync.sources for leaf in source.sent()]
-    stuck = {
-        source: training.why_nothing_learns(
-            source.description, [tensor for _, tensor in source.parameters()], networks.get(source)
-        )
-        for source in sync.sources
-    }
+    trained = Covered(training.parameters())
+    untrained: list[str] = []
+    single: list[str] = []
+    stuck: list[NothingLearns] = []
+    networks: dict[str, nn.Module] = {}
+    sent: list[Tensor] = []
+    for source in sync.sources:
+        network = None
+        if source.has_path:
+            network = training.network_of(trainer, parse(source.description))
+        if network is not None:
+            networks.update([network])
+        sent += [leaf.read() for leaf in source.sent()]
+
+        # A source is stuck, or untrained as a whole, or some of its parameters are untrained.
+        parameters = dict(source.parameters())
+        names = unheld(parameters.items(), trained)
+        why = training.why_nothing_learns(source.description, parameters.values(), network)
+        if why is not None:
+            stuck.append(why)
+        if not names or len(names) < len(parameters):
+            single += names
+        elif why is None:
+            untrained.append(source.description)
+    unreached: tuple[str, ...] = ()
+    if sync.hook is not None:
+        unreached = sync.hook.plan.unreached
     return Coverage(
-        untrained=tuple(source.description for source in whole if stuck[source] is None),
-        unheld=tuple(
-            name for source, names in found.items() if source not in whole for name in names
-        ),
-        stuck=tuple(filter(None, stuck.values())),
-        unsent=unsent(dict(filter(None, networks.values())), sent, held),
-        unreached=() if sync.hook is None else sync.hook.plan.unreached,
+        untrained=tuple(untrained),
+        unheld=tuple(single),
+        stuck=tuple(stuck),
+        unsent=unsent(networks, sent, trained),
+        unreached=unreached,
     )

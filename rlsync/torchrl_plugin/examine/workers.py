@@ -29,9 +29,9 @@ class Held:
     @classmethod
     def of(cls, state_dict: Mapping[str, Any]) -> Held:
         """A copy of the weights in a collector's state dict."""
-        return cls(
-            *(_copied(state_dict.get(key)) for key in ("policy_state_dict", "env_state_dict"))
-        )
+        policy = _copied(state_dict.get("policy_state_dict"))
+        transform = _copied(state_dict.get("env_state_dict"))
+        return cls(policy, transform)
 
     def at(self, destination: str) -> dict[str, Tensor]:
         """The leaves of a destination by name; none if the state dict does not contain it."""
@@ -59,7 +59,7 @@ class ExaminedWorkers:
     """The workers of a collector. Of one that is of no known kind, the weights cannot be read."""
 
     def __init__(
-        self, collector: Any, place: str = "", names: Sequence[str] = ("its workers",)
+        self, collector: object, place: str = "", names: Sequence[str] = ("its workers",)
     ) -> None:
         self.collector = collector
         self.description = f"{type(collector).__name__}{place}"  #: the collector, in words
@@ -79,14 +79,15 @@ class ExaminedWorkers:
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """The present weights of each worker."""
-        return [Held.of({} if self.processes else self.collector.state_dict())]
+        if isinstance(self.collector, Collector):
+            return [Held.of(self.collector.state_dict())]
+        return [Held.of({})]
 
     def roll_out(self) -> object:
         """Collect until each worker has begun and ended a rollout after this call, if any can be read."""
         # Each worker finds the message that begins a rollout in its pipe before the next question. So it
         # answers after a rollout, even if an asynchronous collector has no batch of it yet.
-        known = isinstance(self.collector, (Collector, MultiCollector))
-        if known:
+        if isinstance(self.collector, (Collector, MultiCollector)):
             return next(iter(self.collector))
         return None
 
@@ -97,43 +98,48 @@ class ProcessWorkers(ExaminedWorkers):
     collector: MultiCollector
 
     def __init__(self, collector: MultiCollector) -> None:
-        count = collector.num_workers
-        names = [f"worker {i} (pid {process.pid})" for i, process in enumerate(collector.procs)]
-        super().__init__(collector, f", {count} worker process{'es' * (count > 1)}", names)
+        place = f", {collector.num_workers} worker process"
+        if collector.num_workers > 1:
+            place += "es"
+        names = []
+        for worker, process in enumerate(collector.procs):
+            names.append(f"worker {worker} (pid {process.pid})")
+        super().__init__(collector, place, names)
         self._silent: dict[int, NoAnswer] = {}
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """A worker that did not answer once is not asked again."""
-        asked = [i for i in range(self.collector.num_workers) if i not in self._silent]
+        workers = range(self.collector.num_workers)
+        asked = [worker for worker in workers if worker not in self._silent]
         for worker in asked:
             self._send(worker)
         deadline = time.monotonic() + timeout_s
-        said: dict[int, Held | NoAnswer] = {}
+        answers: dict[int, Held] = {}
         for worker in asked:
-            said[worker] = answer = self._silent.get(worker) or self._answer(
-                worker, deadline, timeout_s
-            )
+            answer = self._silent.get(worker) or self._answer(worker, deadline, timeout_s)
             if isinstance(answer, NoAnswer):
                 self._silent[worker] = answer
-        return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
+            else:
+                answers[worker] = answer
+        return [answers.get(worker) or self._silent[worker] for worker in workers]
 
     def _send(self, worker: int) -> None:
-        pipe: Any = self.collector.pipes[worker]
+        pipe = self.collector.pipes[worker]
         try:
             type(pipe).send(pipe, (None, _ASKED))
         except OSError:
             self._silent[worker] = self._ended(worker)
 
     def _answer(self, worker: int, deadline: float, timeout_s: float) -> Held | NoAnswer:
-        pipe: Any = self.collector.pipes[worker]
+        pipe = self.collector.pipes[worker]
         process = self.collector.procs[worker]
         while True:
             try:
                 # Call the class's poll: WatchWorkers replaces the instance's, which raises for lost workers.
                 while type(pipe).poll(pipe, LOOK_EVERY_S):
-                    said, about = pipe.recv()
-                    if about == _ASKED:  # before it may be an answer to a publish that timed out
-                        return Held.of(said)
+                    answer, question = pipe.recv()
+                    if question == _ASKED:  # before it may be an answer to a publish that timed out
+                        return Held.of(answer)
             except (EOFError, OSError):
                 return self._ended(worker)
             if process.exitcode is not None:
@@ -146,23 +152,30 @@ class ProcessWorkers(ExaminedWorkers):
     def _ended(self, worker: int) -> NoAnswer:
         how = worker_ends(self.collector, [worker]).get(worker) or "its pipe is closed"
         # TorchRL then ends the others as well.
-        if any(s.dead for s in self._silent.values()):
+        if any(no_answer.dead for no_answer in self._silent.values()):
             after = ", after another worker had died"
         else:
             after = ""
         return NoAnswer(how + after, dead=True)
 
 
-def _copied(state_dict: Any) -> dict[str, Tensor]:
-    held = {name: value for name, value in (state_dict or {}).items() if isinstance(value, Tensor)}
-    leaves = Leaves(held, "the worker's state dict")
-    named = zip(leaves.names, leaves.tensors(), strict=True)
-    return {uncompiled(name): tensor.detach().cpu().clone() for name, tensor in named}
+def _copied(state_dict: Mapping[str, object] | None) -> dict[str, Tensor]:
+    live: dict[str, Tensor] = {}
+    for name, value in (state_dict or {}).items():
+        if isinstance(value, Tensor):
+            live[name] = value
+    leaves = Leaves(live, "the worker's state dict")
+    copies: dict[str, Tensor] = {}
+    for name, tensor in zip(leaves.names, leaves.tensors(), strict=True):
+        copies[uncompiled(name)] = tensor.detach().cpu().clone()
+    return copies
 
 
 def _below(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     if not prefix:
         return state_dict
-    return {
-        k.removeprefix(prefix + "."): v for k, v in state_dict.items() if k.startswith(prefix + ".")
-    }
+    below: dict[str, Tensor] = {}
+    for name, tensor in state_dict.items():
+        if name.startswith(prefix + "."):
+            below[name.removeprefix(prefix + ".")] = tensor
+    return below
