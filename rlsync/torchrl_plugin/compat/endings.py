@@ -169,12 +169,15 @@ class FramesMadeHere:
 
 
 @contextmanager
-def lost_in_place(found: Callable[[Exception], WorkerLost | None]) -> Iterator[None]:
-    """Raise the WorkerLost that is found for an error in its place; it is the cause."""
+def lost_in_place(lost_to: Callable[[Exception], WorkerLost | None]) -> Iterator[None]:
+    """Raise ``lost_to(error)`` in place of an error, which is its cause, if a worker was lost."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, RlsyncError) or (lost := found(error)) is None:
+        if isinstance(error, RlsyncError):
+            raise
+        lost = lost_to(error)
+        if lost is None:
             raise
         raise lost from error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
@@ -43,9 +44,8 @@ class Unit:
     @property
     def learns(self) -> bool:
         """Whether it has anything to send."""
-        return any(True for _ in self.module.parameters()) or any(
-            True for _ in self.module.buffers()
-        )
+        leaves = chain(self.module.parameters(), self.module.buffers())
+        return next(leaves, None) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,10 @@ def dreamer_map(
           where  losses: loss_module is Linear
           cure   give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand
     """
-    losses = dict(loss) if isinstance(loss, Mapping) else {"loss_module": loss}
+    if isinstance(loss, Mapping):
+        losses = dict(loss)
+    else:
+        losses = {"loss_module": loss}
     trained = parts_of_losses(losses)
     acts = parts_of_player(player)
     where = f"player, {type(player).__name__}"
@@ -122,21 +125,23 @@ def dreamer_map(
         )
         cure = "build the player from the modules of the world model and of the actor"
         raise ConfigError(problem, where, cure)
+
+    # One entry for each part. What does not act is excluded from DreamerV3's, and idle in DreamerV1's.
     pairs = [
-        *_paired(
-            "encoder", tuple(unit for unit in acts.encoders if unit.learns), trained.encoders, where
-        ),
+        *_paired("encoder", _learning(acts.encoders), trained.encoders, where),
         *_dynamics(acts, trained),
         *_paired("actor", acts.actors, trained.actors, where),
     ]
     sync_map: dict[str, str | Source] = {}
     for to, path, unused in pairs:
         source = str(parse(path))
-        declared = {"exclude" if acts.version == 3 else "idle": unused}
-        if unused:
-            sync_map[str(parse(f"{destination}.{to}"))] = Source(source, **declared)
+        target = str(parse(f"{destination}.{to}"))
+        if not unused:
+            sync_map[target] = source
+        elif acts.version == 3:
+            sync_map[target] = Source(source, exclude=unused)
         else:
-            sync_map[str(parse(f"{destination}.{to}"))] = source
+            sync_map[target] = Source(source, idle=unused)
     return sync_map
 
 
@@ -148,9 +153,10 @@ def _paired(
     what: str, acting: tuple[Unit, ...], trained: tuple[Unit, ...], where: str
 ) -> Iterator[_Pair]:
     if len(acting) != len(trained):
-        said = f"the player has {len(acting)} modules as {what}, the loss trains {len(trained)}"
+        problem = f"the player has {len(acting)} modules as {what}, the loss trains {len(trained)}"
+        paths = [unit.path for unit in acting]
         cure = f"build the player's {what} from the modules of the loss, one for one"
-        raise ConfigError(said, f"{where}: {', '.join(unit.path for unit in acting)}", cure)
+        raise ConfigError(problem, f"{where}: {', '.join(paths)}", cure)
     for to, source in zip(acting, trained, strict=True):
         yield to.path, source.path, ()
 
@@ -180,77 +186,90 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
     """Find the parts of what acts; ConfigError if it is no player of DreamerV1 or DreamerV3."""
     inside = list(units(player))
     where = f"player, {type(player).__name__}"
-    estimators = [unit for unit in inside if isinstance(unit.module, modules.RSSMStateEstimatorV3)]
+
+    # What makes the state: an estimator of DreamerV3, or a posterior and a prior of either version.
+    estimators = _of_kind(inside, modules.RSSMStateEstimatorV3)
     if estimators:
-        posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
+        estimator = _one(estimators, "RSSMStateEstimatorV3", where)
+        _check_estimator(estimator, where)
         version = 3
-        if (
-            isinstance(prior.module.prior, modules.RSSMPosteriorV3)
-            or prior.module.posterior is None
-        ):
-            problem = "the state estimator is not made of a prior and then a posterior"
-            raise ConfigError(
-                problem, f"{where}, {prior.path}", "RSSMStateEstimatorV3(prior, posterior)"
-            )
+        posterior = estimator
+        prior = estimator
     else:
-        kinds = (modules.RSSMPosterior, modules.RSSMPosteriorV3)
-        posteriors = [u for u in inside if isinstance(u.inner, kinds)]
-        priors = [
-            u for u in inside if isinstance(u.inner, (modules.RSSMPrior, modules.RSSMPriorV3))
-        ]
         posterior = _one(
-            posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where
+            _wrapping(inside, modules.RSSMPosterior, modules.RSSMPosteriorV3),
+            "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3",
+            where,
         )
+        priors = _wrapping(inside, modules.RSSMPrior, modules.RSSMPriorV3)
         prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
-        version = 3 if isinstance(prior.inner, modules.RSSMPriorV3) else 1
+        version = 1
+        if isinstance(prior.inner, modules.RSSMPriorV3):
+            version = 3
+
+    # What comes before it encodes, what comes after it acts.
     at = inside.index(posterior)
     encoders = tuple(inside[:at])
-    actors = tuple(unit for unit in inside[at + 1 :] if unit.learns and unit is not prior)
-    if not encoders or not actors:
-        problem = (
-            f"the player has no {'actor after' if encoders else 'encoder before'} its posterior"
-        )
-        cure = "compose it as encoder, state and actor, as TorchRL's Dreamer examples do"
-        raise ConfigError(problem, where, cure)
-    return PlayerParts(version, encoders, posterior, actors, prior)
+    actors = tuple(unit for unit in _learning(inside[at + 1 :]) if unit is not prior)
+    if encoders and actors:
+        return PlayerParts(version, encoders, posterior, actors, prior)
+    if encoders:
+        missing = "actor after"
+    else:
+        missing = "encoder before"
+    problem = f"the player has no {missing} its posterior"
+    cure = "compose it as encoder, state and actor, as TorchRL's Dreamer examples do"
+    raise ConfigError(problem, where, cure)
+
+
+def _check_estimator(estimator: Unit, where: str) -> None:
+    module = estimator.module
+    if isinstance(module.prior, modules.RSSMPosteriorV3) or module.posterior is None:
+        problem = "the state estimator is not made of a prior and then a posterior"
+        cure = "RSSMStateEstimatorV3(prior, posterior)"
+        raise ConfigError(problem, f"{where}, {estimator.path}", cure)
 
 
 def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
     """The parts of losses that a player acts with, by path; ConfigError: no losses of a Dreamer."""
-    where = "losses: " + ", ".join(
-        f"{path} is {type(loss).__name__}" for path, loss in losses.items()
-    )
-    below = [
-        Unit(_joined(path, name), module)
-        for path, loss in losses.items()
-        for name, module in loss.named_modules()
-    ]
-    models = [
-        unit for unit in below if isinstance(unit.module, (DreamerModelLoss, DreamerV3ModelLoss))
-    ]
-    actors = [
-        unit for unit in below if isinstance(unit.module, (DreamerActorLoss, DreamerV3ActorLoss))
-    ]
+    # The losses of the world model and of the actor may be losses, or parts of them.
+    below: list[Unit] = []
+    kinds: list[str] = []
+    for path, loss in losses.items():
+        kinds.append(f"{path} is {type(loss).__name__}")
+        for name, module in loss.named_modules():
+            below.append(Unit(_joined(path, name), module))
+    where = f"losses: {', '.join(kinds)}"
+    models = _of_kind(below, DreamerModelLoss, DreamerV3ModelLoss)
+    actors = _of_kind(below, DreamerActorLoss, DreamerV3ActorLoss)
     model = _one(models, "DreamerModelLoss or DreamerV3ModelLoss", where)
     actor = _one(actors, "DreamerActorLoss or DreamerV3ActorLoss", where)
-    version = 3 if isinstance(model.module, DreamerV3ModelLoss) else 1
-    of_actor = 3 if isinstance(actor.module, DreamerV3ActorLoss) else 1
+    version = 1
+    if isinstance(model.module, DreamerV3ModelLoss):
+        version = 3
+    of_actor = 1
+    if isinstance(actor.module, DreamerV3ActorLoss):
+        of_actor = 3
     if version != of_actor:
         problem = f"the world model is DreamerV{version}'s and the actor is DreamerV{of_actor}'s"
         raise ConfigError(problem, where, "give both losses of one version")
-    made = list(units(model.module.world_model, f"{model.path}.world_model"))
-    kinds = (modules.RSSMRollout, modules.RSSMRolloutV3)
-    rollout = _one(
-        [u for u in made if isinstance(u.module, kinds)], "RSSMRollout or RSSMRolloutV3", where
-    )
-    encoders = tuple(unit for unit in made[: made.index(rollout)] if unit.learns)
-    acting = units(actor.module.actor_model, f"{actor.path}.actor_model")
-    return LossParts(version, encoders, rollout, tuple(unit for unit in acting if unit.learns))
+
+    # In the world model, what comes before the recurrent model encodes; what comes after it decodes.
+    inside = list(units(model.module.world_model, f"{model.path}.world_model"))
+    rollouts = _of_kind(inside, modules.RSSMRollout, modules.RSSMRolloutV3)
+    rollout = _one(rollouts, "RSSMRollout or RSSMRolloutV3", where)
+    encoders = _learning(inside[: inside.index(rollout)])
+    acting = _learning(units(actor.module.actor_model, f"{actor.path}.actor_model"))
+    return LossParts(version, encoders, rollout, acting)
 
 
 def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
     """What a player carries, as shapes by key; ConfigError if the prior does not know an action's."""
-    prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
+    prior: Any
+    if parts.estimates:
+        prior = parts.prior.module.prior
+    else:
+        prior = parts.prior.inner
     if parts.version == 1:
         width = prior.state_dim
     else:
@@ -267,16 +286,29 @@ def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
     return {**shapes, "previous_action": tuple(prior.action_shape)}
 
 
-def _one(found: list[Unit], what: str, where: str) -> Unit:
-    if len(found) == 1:
-        return found[0]
-    given = "no" if not found else f"{len(found)} of"
-    if not found:
-        places = ""
+def _learning(parts: Iterable[Unit]) -> tuple[Unit, ...]:
+    return tuple(unit for unit in parts if unit.learns)
+
+
+def _of_kind(parts: Iterable[Unit], *kinds: type) -> list[Unit]:
+    return [unit for unit in parts if isinstance(unit.module, kinds)]
+
+
+def _wrapping(parts: Iterable[Unit], *kinds: type) -> list[Unit]:
+    return [unit for unit in parts if isinstance(unit.inner, kinds)]
+
+
+def _one(candidates: list[Unit], kinds: str, where: str) -> Unit:
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        problem = f"there is {len(candidates)} of {kinds}"
+        paths = [unit.path or "itself" for unit in candidates]
+        where = f"{where} ({', '.join(paths)})"
     else:
-        places = f" ({', '.join(unit.path or 'itself' for unit in found)})"
+        problem = f"there is no {kinds}"
     cure = "give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand"
-    raise ConfigError(f"there is {given} {what}", where + places, cure)
+    raise ConfigError(problem, where, cure)
 
 
 def _joined(path: str, name: str) -> str:

@@ -52,10 +52,11 @@ def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
 
 def finite_weights(trainer: Trainer) -> bool:
     """Whether all parameters that the trainer's optimizers hold are finite."""
-    groups = [
-        group for optimizer in trainers.optimizers(trainer) for group in optimizer.param_groups
-    ]
-    return all(all_finite(param) for group in groups for param in group["params"])
+    for optimizer in trainers.optimizers(trainer):
+        for group in optimizer.param_groups:
+            if not all(map(all_finite, group["params"])):
+                return False
+    return True
 
 
 COMPONENT = "collector"  #: the collector's name in TorchRL's checkpoints
@@ -77,11 +78,11 @@ class CollectorState:
         checkpoint = trainer.checkpoint
         if checkpoint is None:
             return None
-        held = checkpoint.components.get(COMPONENT)
-        if not isinstance(held, cls):
-            held = cls(trainer.collector)
-            trainers.replace_component(checkpoint, COMPONENT, held)
-        return held
+        component = checkpoint.components.get(COMPONENT)
+        if not isinstance(component, cls):
+            component = cls(trainer.collector)
+            trainers.replace_component(checkpoint, COMPONENT, component)
+        return component
 
     def state_dict(self) -> Mapping[str, Any]:
         """The collector's own state; or a note that it was left out."""
@@ -91,7 +92,9 @@ class CollectorState:
         asked = tried(self._collector.state_dict, self.answer_within_s, "rlsync-collector-state")
         # else it is closed, or a worker is dead
         answered = asked.done() and asked.exception() is None
-        return (asked.result() if answered else {}) or OrderedDict([(_WITHOUT_WORKERS, True)])
+        if answered and asked.result():
+            return asked.result()
+        return OrderedDict([(_WITHOUT_WORKERS, True)])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if _WITHOUT_WORKERS not in state_dict and self._is_of_as_many(state_dict):

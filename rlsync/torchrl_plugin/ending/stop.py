@@ -145,7 +145,8 @@ class Stop:
 
     def __enter__(self) -> Stop:
         self._learner = threading.get_ident()
-        if isinstance(collector := self._trainer.collector, LocalCollector):
+        collector = self._trainer.collector
+        if isinstance(collector, LocalCollector):
             self._made_here = FramesMadeHere(collector, LEAVE_WITHIN_S, lambda: self.asked)
         return self
 

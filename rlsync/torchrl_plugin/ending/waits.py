@@ -14,8 +14,11 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from queue import Empty
-from typing import Any
+from multiprocessing import queues
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import SemLock
+from queue import Empty, Queue
+from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 
@@ -36,9 +39,13 @@ from rlsync.transport.rules import worker_lost
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: ``wait(step, timeout_s)`` calls ``step(seconds)``, which waits so long, until it is true or time is up.
 Wait = Callable[[Callable[[float], bool], float | None], bool]
 Enter = Callable[[], AbstractContextManager[object]]
+#: What comes through the queue of a collector: (batch, worker) and a count, or a worker and "paused".
+Message: TypeAlias = tuple[tuple[object, int] | int, object]
 
 
 def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
@@ -61,14 +68,16 @@ def lost_workers(
     publisher: WorkersPublisher, workers: Iterable[ReaderStatus], where: str
 ) -> WorkerLost | None:
     """The error for the workers that are dead now, with how they ended; ``None`` while all live."""
-    known = {status.reader: status for status in workers}
-    unlocked = {worker for worker, status in known.items() if not status.alive}
-    ends = worker_ends(publisher.collector, unlocked)
-    dead = [
-        replace(known[worker], alive=False, state=end or "dead")
-        for worker, end in ends.items()
-        if worker in known and (end or worker in unlocked)
-    ]
+    known: dict[int, ReaderStatus] = {}
+    unlocked: set[int] = set()
+    for status in workers:
+        known[status.reader] = status
+        if not status.alive:
+            unlocked.add(status.reader)
+    dead: list[ReaderStatus] = []
+    for worker, end in worker_ends(publisher.collector, unlocked).items():
+        if worker in known and (end or worker in unlocked):
+            dead.append(replace(known[worker], alive=False, state=end or "dead"))
     # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
     first = [status for status in dead if status.state != ending(-signal.SIGTERM)]
     if dead:
@@ -97,6 +106,7 @@ def await_start(
 
     What TorchRL reads afterwards was read here; then ``stand()`` is called.
     """
+    # TorchRL reads what was read here, from each pipe once. After the last one, all workers stand.
     unread = list(collector.pipes)
 
     def read() -> None:
@@ -104,6 +114,7 @@ def await_start(
         if not unread:
             stand()
 
+    # A worker says that it is ready, or why it cannot be, or ends without a word.
     def ready(worker: int, seconds: float) -> bool:
         pipe = collector.pipes[worker]
         process = collector.procs[worker]
@@ -137,7 +148,7 @@ def have_started(collector: collectors.MultiCollector) -> bool:
     return all("poll" in vars(pipe) for pipe in collector.pipes)
 
 
-def _hand_back(pipe: Any, message: object, read: Callable[[], None]) -> None:
+def _hand_back(pipe: Any, message: object, read: Callable[[], object]) -> None:
     """Let the next ``recv`` of this pipe return a message that was taken from it, and call ``read()``."""
 
     def recv() -> object:
@@ -154,21 +165,21 @@ def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
 
     What TorchRL asks all workers for, it asks after a look for dead ones that may raise a ValueError.
     """
-    asks = "set_seed", "reset", "getattr_policy", "getattr_env"
-    for owner, names in [
-        (collector, asks),
-        *((pipe, ("send", "recv")) for pipe in collector.pipes),
-    ]:
-        for name in names:
-            setattr(owner, name, _inside(enter, present_method(owner, name)))
+    for method in ("set_seed", "reset", "getattr_policy", "getattr_env"):
+        _around(collector, method, enter)
+    for pipe in collector.pipes:
+        _around(pipe, "send", enter)
+        _around(pipe, "recv", enter)
 
 
-def _inside(enter: Enter, call: Callable[..., Any]) -> Callable[..., Any]:
-    def inside(*args: Any, **kwargs: Any) -> Any:
+def _around(owner: object, method: str, enter: Enter) -> None:
+    call = present_method(owner, method)
+
+    def inside(*args: object, **kwargs: object) -> object:
         with enter():
             return call(*args, **kwargs)
 
-    return inside
+    setattr(owner, method, inside)
 
 
 def around_waits(
@@ -181,22 +192,30 @@ def around_waits(
     """
     inner = present_method(collector.queue_out, "get")
 
-    def get(block: bool = True, timeout: float | None = None) -> Any:
-        item = _received(inner, wait, timeout if block else 0.0)
-        data = item[0]  # the worker's number, or (batch, number)
-        came(data if isinstance(data, int) else data[1])
-        return item
+    def get(block: bool = True, timeout: float | None = None) -> Message:
+        if not block:
+            timeout = 0.0
+        message: Message = _received(inner, wait, timeout)
+        came(_sender(message))
+        return message
 
     collector.queue_out.get = get
     _look_before(collector, "getattr_rb", wait)
     _look_before(collector, "update_policy_weights_", wait)
 
-    def poll(pipe: Any, timeout: float | None = 0.0) -> bool:
-        return wait(lambda seconds: bool(type(pipe).poll(pipe, seconds)), timeout)
+    def poll(pipe: Connection, timeout: float | None = 0.0) -> bool:
+        return wait(partial(type(pipe).poll, pipe), timeout)
 
     for pipe in collector.pipes:
         in_place_of(pipe, "poll")(poll)
     collectors.wrap_write_lock(collector, lambda lock: _WatchedLock(lock, wait))
+
+
+def _sender(message: Message) -> int:
+    batch_or_worker = message[0]
+    if isinstance(batch_or_worker, int):
+        return batch_or_worker
+    return batch_or_worker[1]
 
 
 def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) -> None:
@@ -204,7 +223,7 @@ def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) 
     inner = present_method(collector, method)
 
     @in_place_of(collector, method)
-    def call(self: collectors.MultiCollector, *args: Any, **kwargs: Any) -> Any:
+    def call(self: collectors.MultiCollector, *args: object, **kwargs: object) -> object:
         if collectors.runs_free(self):
             wait(lambda _: False, 0.0)
         return inner(*args, **kwargs)
@@ -215,20 +234,20 @@ def around_server(
 ) -> None:
     """Wait for a server's frames by ``wait``; ``came(0)`` tells of frames."""
 
-    def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
+    def get(queue: Queue[T], block: bool = True, timeout: float | None = None) -> T:
         inner = partial(type(queue).get, queue)
         if not block:
             return inner(False)
-        item = _received(inner, wait, timeout)
+        frames = _received(inner, wait, timeout)
         came(0)
-        return item
+        return frames
 
     servers.around_results(collector, lambda queue: in_place_of(queue, "get")(get))
 
 
-def _received(get: Callable[[bool, float], Any], wait: Wait, timeout: float | None) -> Any:
+def _received(get: Callable[[bool, float], T], wait: Wait, timeout: float | None) -> T:
     """What ``get(True, seconds)`` of a queue returns within ``timeout``, or Empty."""
-    received: list[Any] = []
+    received: list[T] = []
 
     def step(seconds: float) -> bool:
         try:
@@ -245,17 +264,17 @@ def _received(get: Callable[[bool, float], Any], wait: Wait, timeout: float | No
 class _WatchedLock:
     """The lock of a shared replay buffer, which a worker may hold when it is stopped or dies."""
 
-    def __init__(self, lock: Any, wait: Wait) -> None:
+    def __init__(self, lock: SemLock, wait: Wait) -> None:
         self._lock = lock
         self._wait = wait
 
     def __enter__(self) -> bool:
-        return self._wait(lambda seconds: bool(self._lock.acquire(timeout=seconds)), None)
+        return self._wait(lambda seconds: self._lock.acquire(timeout=seconds), None)
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         return self._lock.__reduce_ex__(protocol)  # the receiving process gets the plain lock
 
 
@@ -275,7 +294,7 @@ class KeptRollouts:
 
     def __init__(self, collector: MultiAsyncCollector) -> None:
         self.owing: set[int] = set()
-        self._kept: deque[Any] = deque()
+        self._kept: deque[Message] = deque()
         self._collector = weakref.ref(collector)
 
     def sent(self, worker: int, word: str) -> None:
@@ -284,13 +303,12 @@ class KeptRollouts:
         elif word == "run_free":
             self.owing.clear()
 
-    def got(self, item: Any) -> Any:
-        """Note what came through the queue: ``(data, count)``, or ``(worker, "paused")``."""
-        data = item[0]
-        self.owing.discard(data if isinstance(data, int) else data[1])
-        return item
+    def got(self, message: Message) -> Message:
+        """Note what came through the queue."""
+        self.owing.discard(_sender(message))
+        return message
 
-    def next(self) -> Any | None:
+    def next(self) -> Message | None:
         if self._kept:
             return self._kept.popleft()
         return None
@@ -301,38 +319,40 @@ class KeptRollouts:
         if collector is None or worker not in self.owing:
             return
         # so that get() does not return them to us
-        kept = self._kept
+        messages = self._kept
         self._kept = deque()
         try:
             while worker in self.owing and collector.procs[worker].is_alive():
                 try:
-                    kept.append(collector.queue_out.get(True, LOOK_EVERY_S))
+                    messages.append(collector.queue_out.get(True, LOOK_EVERY_S))
                 except Empty:
                     continue
         finally:
-            self._kept = kept
+            self._kept = messages
 
 
 def keep_rollouts(collector: MultiAsyncCollector) -> None:
     """Let every question to a worker wait for the rollout that it owes; once, before :func:`around_waits`."""
-    kept = KeptRollouts(collector)
+    rollouts = KeptRollouts(collector)
 
     @in_place_of(collector.queue_out, "get")
-    def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
-        item = kept.next()
-        if item is None:
-            return kept.got(type(queue).get(queue, block, timeout))
-        return item
+    def get(
+        queue: queues.Queue[Message], block: bool = True, timeout: float | None = None
+    ) -> Message:
+        message = rollouts.next()
+        if message is None:
+            return rollouts.got(type(queue).get(queue, block, timeout))
+        return message
 
     for worker, pipe in enumerate(collector.pipes):
-        _ask_after_the_rollout(kept, worker, pipe)
+        _ask_after_the_rollout(rollouts, worker, pipe)
 
 
-def _ask_after_the_rollout(kept: KeptRollouts, worker: int, pipe: Any) -> None:
+def _ask_after_the_rollout(rollouts: KeptRollouts, worker: int, pipe: Connection) -> None:
     @in_place_of(pipe, "send")
-    def send(self: Any, message: tuple[object, str]) -> None:
+    def send(self: Connection, message: tuple[object, str]) -> None:
         word = message[1]
         if word not in _COLLECT and word not in _DO_NOT_WAIT:
-            kept.wait_for(worker)
+            rollouts.wait_for(worker)
         type(self).send(self, message)
-        kept.sent(worker, word)
+        rollouts.sent(worker, word)

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Thread
-from typing import Any
 
+from tensordict import TensorDictBase
 from torchrl.collectors import AsyncBatchedCollector
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
@@ -111,8 +111,10 @@ class Watch:
     def end_read(self, publisher: WorkersPublisher) -> None:
         """End the workers that may keep the learner in a read; it raises there. Called by another thread."""
         workers = publisher.transport.status()
-        silent = {it.reader for it in workers if it.heartbeat_age_s > self.silence.timeout_s}
-        if named := self._named(workers, silent):
+        limit_s = self.silence.timeout_s
+        silent = {worker.reader for worker in workers if worker.heartbeat_age_s > limit_s}
+        named = self._named(workers, silent)
+        if named:
             living = [worker for worker in named if worker.alive]
             # a lost one is told by told()
             if living:
@@ -133,7 +135,8 @@ class Watch:
             return
         self.silence.clear()
         self._looked_at = None
-        if (collector := self._collector()) is not None:
+        collector = self._collector()
+        if collector is not None:
             self._had_its_turn.add(worker)
             if len(self._had_its_turn) == collector.num_workers:
                 self._had_its_turn.clear()
@@ -142,14 +145,15 @@ class Watch:
         """Raise WorkerLost with the names of the dead workers in place of TorchRL's error, its cause."""
         return lost_in_place(self._lost_to)
 
-    def _told_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _told_of(self, batches: Iterator[TensorDictBase]) -> Iterator[TensorDictBase]:
         with self.told():
             yield from batches
 
     def _lost_to(self, error: Exception) -> WorkerLost | None:
         # A process that ends closes its pipes a moment before it is seen to be dead.
-        broken = isinstance(error, (ConnectionError, EOFError))
-        until = time.monotonic() + (_DEAD_WITHIN_S if broken else 0.0)
+        until = time.monotonic()
+        if isinstance(error, (ConnectionError, EOFError)):
+            until += _DEAD_WITHIN_S
         while (publisher := self.watched()) is not None:
             lost = lost_workers(publisher, publisher.transport.status(), "asking for a batch")
             if lost is not None:
@@ -182,8 +186,8 @@ class Watch:
             raise error
 
     def _hanging(self, workers: list[ReaderStatus]) -> AdoptionTimeout | None:
-        over = set(self.silence.look({worker.reader: worker.heartbeat_age_s for worker in workers}))
-        named = self._named(workers, over)
+        ages_s = {worker.reader: worker.heartbeat_age_s for worker in workers}
+        named = self._named(workers, set(self.silence.look(ages_s)))
         if named:
             return self._late(named)
         return None
@@ -192,14 +196,17 @@ class Watch:
         """Whom to name if one that is waited for is silent: a stopped one may hold a lock of all others."""
         waited_for = [worker for worker in workers if worker.reader not in self._had_its_turn]
         late = [worker for worker in waited_for if worker.reader in silent]
-        return late and ([worker for worker in waited_for if worker.state == "stopped"] or late)
+        if not late:
+            return []
+        stopped = [worker for worker in waited_for if worker.state == "stopped"]
+        return stopped or late
 
     def _late(self, named: list[ReaderStatus]) -> AdoptionTimeout:
+        limit_s = self.silence.timeout_s
+        problems = [f"{worker} has not begun a rollout for {limit_s:g} s" for worker in named]
         return AdoptionTimeout(
-            "; ".join(
-                f"{it} has not begun a rollout for {self.silence.timeout_s:g} s" for it in named
-            ),
-            f"waiting for frames; silent_timeout_s={self.silence.timeout_s:g}",
+            "; ".join(problems),
+            f"waiting for frames; silent_timeout_s={limit_s:g}",
             "find out what stopped it, or where it hangs (py-spy dump --pid PID); if its rollouts take that "
             "long, give a longer silent_timeout_s to WatchWorkers or to the BoardScheme",
         )
