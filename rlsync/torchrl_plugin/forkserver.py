@@ -67,7 +67,8 @@ class Forkserver:
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
-        preload = [preload] if isinstance(preload, str) else preload
+        if isinstance(preload, str):
+            preload = [preload]
         self._preload = [PRELOAD, *(name for name in preload if name != PRELOAD)]
         for name in self._preload:
             _check_found(name)

@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torchrl.collectors.distributed import RayCollector
 
@@ -59,7 +59,7 @@ class NodeBoardScheme(BoardScheme):
         super().__init__(adopt, adopt_at=adopt_at, start_timeout_s=start_timeout_s, _board=board)
         self._owns_board = True
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         if self.model_id is None and self._board is not None:
             options = {"adopt_at": self.adopt_at, "start_timeout_s": self.start_timeout_s}
             return partial(NodeBoardScheme, self.adopt, **options), ()
@@ -104,11 +104,11 @@ class RayBoardScheme(WorkerScheme):
         self.link = None
         self._receiver: NodeReceiver | None = None
 
-    def _serve(self, collector: Any, model_id: str) -> Served:
+    def _serve(self, collector: object, model_id: str) -> Served:
         schemes = schemes_of(collector)
         served = ServedActors(_check_actors(collector, model_id, schemes))
-        ours = (scheme.link for scheme in schemes.values() if isinstance(scheme, RayBoardScheme))
-        self.link = next((link for link in ours if link is not None), None)
+        links = [scheme.link for scheme in schemes.values() if isinstance(scheme, RayBoardScheme)]
+        self.link = next(filter(None, links), None)
         if self.link is None:
             # loads ray, which only RayCollector needs
             from rlsync.transport.ray.learner import RayTransport
@@ -120,7 +120,7 @@ class RayBoardScheme(WorkerScheme):
         return served
 
     def _init_on_receiver_impl(
-        self, model_id: str, context: Any = None, worker_idx: int = 0, model: Any = None
+        self, model_id: str, context: object = None, worker_idx: int = 0, model: object = None
     ) -> None:
         if not isinstance(context, collectors.MultiCollector):
             super()._init_on_receiver_impl(model_id, context, worker_idx, model)
@@ -132,7 +132,8 @@ class RayBoardScheme(WorkerScheme):
         assert self.link is not None
         assert isinstance(inner.board.writer, BoardWriter)
         set_context(self, context)
-        numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
+        first = worker_idx * context.num_workers
+        numbers = range(first, first + context.num_workers)
         self._receiver = _receiving(self.link.handle, inner.board.writer, worker_idx, numbers)
 
     def shutdown(self) -> None:
@@ -218,8 +219,8 @@ def _check_inner(collector: RayCollector, schemes: Mapping[str, object], where: 
     """If the actors' own collectors start worker processes, these need boards."""
     name = collector.collector_class.__name__
     for arguments in collector.collector_kwargs:
-        given = arguments.get("weight_sync_schemes") or {}
-        if list(given) != ["policy"] or not isinstance(given["policy"], NodeBoardScheme):
+        inner = arguments.get("weight_sync_schemes") or {}
+        if list(inner) != ["policy"] or not isinstance(inner["policy"], NodeBoardScheme):
             raise ConfigError(
                 f"a board does not reach the workers of a {name} in each actor",
                 where,

@@ -56,11 +56,13 @@ class WeightBoard:
         *,
         _writer: BoardWriter | None = None,
     ) -> None:
-        board = transport == BOARD
-        #: What workers read.
-        self.writer: Transport = (
-            _writer or BoardWriter(max_slots) if board else transport_named(transport)
-        )
+        self.writer: Transport  #: What workers read.
+        if transport != BOARD:
+            self.writer = transport_named(transport)
+        elif _writer is not None:
+            self.writer = _writer
+        else:
+            self.writer = BoardWriter(max_slots)
         #: The owner of this board's version numbers.
         self.ledger = Ledger()
         # schemes hold the link, and with it the publisher
@@ -80,7 +82,9 @@ class WeightBoard:
 
     def link(self) -> Link:
         """What the schemes of this board share; made anew when the last one of them is gone."""
-        link = None if self._link is None else self._link()
+        link = None
+        if self._link is not None:
+            link = self._link()
         if link is None:
             link = Link(WorkersPublisher(self.writer, self.ledger))
             self._link = weakref.ref(link)
@@ -190,14 +194,15 @@ class BoardScheme(WorkerScheme):
         self.silent_timeout_s = silent_timeout_s
         self._first_worker = 0
         self._owns_board = _board is None
-        board = WeightBoard(transport=transport) if _board is None else _board
-        self._board: WeightBoard | None = board
-        self.link = board.link()
+        if _board is None:
+            _board = WeightBoard(transport=transport)
+        self._board: WeightBoard | None = _board
+        self.link = _board.link()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}
 
-    def init_on_receiver(self, *, model_id: str, context: Any = None, **kwargs: Any) -> None:
+    def init_on_receiver(self, *, model_id: str, context: object = None, **kwargs: Any) -> None:
         """Begin in a worker or in an inference server; TorchRL calls it.
 
         Args:
@@ -205,13 +210,9 @@ class BoardScheme(WorkerScheme):
             context: the worker's collector, or the server; by default the server that TorchRL has set.
             kwargs: as TorchRL passes them.
         """
-        if isinstance(self.context, InferenceServer):
-            server = self.context
-        else:
-            server = None
-        super().init_on_receiver(
-            model_id=model_id, context=server if context is None else context, **kwargs
-        )
+        if context is None and isinstance(self.context, InferenceServer):
+            context = self.context
+        super().init_on_receiver(model_id=model_id, context=context, **kwargs)
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -234,27 +235,28 @@ class BoardScheme(WorkerScheme):
         return self._board
 
     def _init_on_sender_impl(
-        self, model_id: str = POLICY, context: Any = None, *args: Any, **kwargs: Any
+        self, model_id: str = POLICY, context: object = None, **kwargs: Any
     ) -> None:
         if servers.server_of(context) is not None:
             self.model_id = self.link.serve(context, self).connect(self, self.publisher)
         else:
-            super()._init_on_sender_impl(model_id, context, *args, **kwargs)
+            super()._init_on_sender_impl(model_id, context, **kwargs)
 
-    def _serve(self, collector: Any, model_id: str) -> Served:
-        found = served(collector, model_id)
-        end_with_program(found.workers)
+    def _serve(self, collector: object, model_id: str) -> Served:
+        readers = served(collector, model_id)
+        end_with_program(readers.workers)
         close_with_program(self)
-        self._first_worker = found.first_worker
-        return found
+        self._first_worker = readers.first_worker
+        return readers
 
     def _prepare(self) -> None:
-        found = served(self.context, str(self.model_id))
-        logs = self.link.starting = StartLogs(found.workers.num_workers, self.start_timeout_s)
-        found.prepare(self.publisher, logs)
+        readers = served(self.context, str(self.model_id))
+        logs = StartLogs(readers.workers.num_workers, self.start_timeout_s)
+        self.link.starting = logs
+        readers.prepare(self.publisher, logs)
 
     def _setup_connection_and_weights_on_sender_impl(
-        self, *, worker_idx: int | None = None, weights: Any | None = None
+        self, *, worker_idx: int | None = None, weights: object = None
     ) -> None:
         super()._setup_connection_and_weights_on_sender_impl(worker_idx=worker_idx, weights=weights)
         # Workers of other schemes stand only when those are connected, too; TorchRL waits for them itself.
@@ -263,15 +265,14 @@ class BoardScheme(WorkerScheme):
             logs = self.link.starting
             assert logs is not None, "made before the workers were started"
             try:
+                readers = served(self.context, str(self.model_id))
                 timeouts_s = self.start_timeout_s, self.silent_timeout_s
-                served(self.context, str(self.model_id)).await_start(
-                    self.publisher, timeouts_s, logs
-                )
+                readers.await_start(self.publisher, timeouts_s, logs)
             finally:
                 logs.close()
 
     def _init_on_receiver_impl(
-        self, model_id: str, context: Any = None, worker_idx: int = 0, model: Any = None
+        self, model_id: str, context: object = None, worker_idx: int = 0, model: object = None
     ) -> None:
         forget_sender(self)
         if isinstance(context, InferenceServer):

@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
-from torchrl.modules.inference_server import ProcessInferenceServer
+from torchrl.envs import EnvBase
+from torchrl.modules.inference_server import InferenceServer, ProcessInferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import ConfigError, DestinationNotFound
@@ -57,7 +58,7 @@ def check_policy(policy: object, collector: str) -> None:
         )
 
 
-def make_logged(make: Callable[..., Any], log: StartLog, **kwargs: Any) -> Any:
+def make_logged(make: Callable[..., EnvBase], log: StartLog, **kwargs: object) -> EnvBase:
     """Make a worker's environments, and log what the worker prints meanwhile."""
     with log.making():
         return make(**kwargs)
@@ -83,16 +84,16 @@ class ServedProcesses(Served):
         brings them; or Python lets this process start no other.
         """
         require_children()
+        name = type(self.workers).__name__
+        sent: object = None
         if collectors.has_own_policy_template(self.workers):
-            check_policy(self.workers.policy, type(self.workers).__name__)
-        given = schemes.schemes_of(self.workers)
-        sent = collectors.has_own_policy_template(self.workers) and schemes.weights_of(
-            self.workers.policy
-        )
-        if POLICY not in given and isinstance(sent, nn.Module) and Leaves(sent, POLICY).leaves:
+            check_policy(self.workers.policy, name)
+            sent = schemes.weights_of(self.workers.policy)
+        brought = list(schemes.schemes_of(self.workers))
+        if POLICY not in brought and isinstance(sent, nn.Module) and Leaves(sent, POLICY).leaves:
             raise ConfigError(
                 "no scheme brings the workers the weights of their policy",
-                f"weight_sync_schemes={list(given)} of {type(self.workers).__name__}",
+                f"weight_sync_schemes={brought} of {name}",
                 "write {'policy': BoardScheme()}; a map may name parts of it, as {'policy.module[0]': ...}; "
                 "for more destinations take board.scheme() of one WeightBoard for each",
             )
@@ -140,7 +141,8 @@ class ServedNodes(Served):
         """What these workers print is not logged."""
         require_children()
         distributed.stamp_nodes(self.workers.collector)
-        if (policy := self.policy()) is not None:
+        policy = self.policy()
+        if policy is not None:
             check_policy(policy, type(self.workers.collector).__name__)
             distributed.send_policy_by_value(self.workers.collector, policy)
 
@@ -172,7 +174,7 @@ class ServedServer:
 
     num_workers = 1
 
-    def __init__(self, holder: Any, scheme: object) -> None:
+    def __init__(self, holder: object, scheme: object) -> None:
         server = servers.server_of(holder)
         if server is None or isinstance(server, servers.RayInferenceServer):
             raise ConfigError(
@@ -208,7 +210,9 @@ class ServedServer:
     def procs(self) -> list[BaseProcess]:
         """The process of the server; none for a thread, and before the start."""
         server = self._server()
-        process = None if server is None else servers.process_of(server)
+        if server is None:
+            return []
+        process = servers.process_of(server)
         if process is None:
             return []
         return [process]
@@ -229,7 +233,7 @@ class ServedServer:
         holder = self._holder()
         if isinstance(holder, AsyncBatchedCollector):
             holder.shutdown(timeout=timeout, raise_on_error=raise_on_error)
-        elif holder is not None:
+        elif isinstance(holder, InferenceServer | ProcessInferenceServer):
             holder.shutdown(timeout=timeout)
 
     def expected(self, destination: str) -> list[LeafSpec] | None:
@@ -303,7 +307,8 @@ def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
 
 def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where: str) -> None:
     """Refuse a collector that would send weights to one worker at a time (ConfigError)."""
-    if argument := distributed.sends_to_one_worker(collector):
+    argument = distributed.sends_to_one_worker(collector)
+    if argument:
         problem = "a board publishes to all workers at once, and this collector would send to one at a time"
         cure = "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches"
         raise ConfigError(problem, f"{where}, with {argument}", cure)

@@ -41,7 +41,8 @@ class WorkerSync:
         self._adopt_by: dict[str, Adopt] = {}
         self._paths: dict[str, Path] = {}
         self._places: dict[str, Destination] = {}
-        self._at_policy_calls = self._prove = False
+        self._at_policy_calls = False
+        self._prove = False
         self._collector: weakref.ref[Collector] | None = None
         self._owned: tuple[str, ...] = ()  #: tensors that shared memory with the learner
         self._call: PolicyCall | str = "there is no collector yet"
@@ -80,19 +81,26 @@ class WorkerSync:
             self._adopter.end_with_the_learner()
         compiled = collectors.runs_compiled(collector)
         for destination, adopt in self._adopt_by.items():
-            find = partial(self.module, destination)
-            self._places[destination] = Destination(find, "copy" if compiled else adopt)
+            mode: Adopt = adopt
+            if compiled:
+                mode = "copy"
+            self._places[destination] = Destination(partial(self.module, destination), mode)
         self._adopter.place(self._places, self._policy)
         self._adopter.note_acting(self._examined(collector))
         self._adopter.tell()
 
+    def _attached(self) -> Collector | None:
+        if self._collector is None:
+            return None
+        return self._collector()
+
     def _shadow(self) -> Shadow:
-        collector = None if self._collector is None else self._collector()
+        collector = self._attached()
         assert collector is not None, "it is in the middle of a rollout"
         return shadow_of(collector, self._call, self._modules())
 
     def _policy(self) -> nn.Module | None:
-        return collectors.policy_of(self._collector and self._collector())
+        return collectors.policy_of(self._attached())
 
     def _modules(self) -> dict[str, object]:
         return {name: place.find() for name, place in self._places.items()}
@@ -162,13 +170,14 @@ class WorkerSync:
 
     def module(self, destination: str) -> object:
         """What acts for ``destination`` in this worker now, or DestinationNotFound."""
-        root = self._collector and self._collector()
-        path = self._paths[destination]
-        where = f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}"
-        name = "the worker's collector"
-        return schemes.weights_of(
-            walk(root, path, error=DestinationNotFound, root_name=name, where=where)
+        policy = walk(
+            self._attached(),
+            self._paths[destination],
+            error=DestinationNotFound,
+            root_name="the worker's collector",
+            where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
         )
+        return schemes.weights_of(policy)
 
 
 def acting_in(
@@ -180,36 +189,47 @@ def acting_in(
     """Which leaves of the modules at some places of a collector act; those in ``alias`` adopt by alias."""
     policy = collectors.policy_of(collector)
     modules = {name: module for name, module in places.items() if isinstance(module, nn.Module)}
-    if isinstance(call, str) or policy is None:
-        return Acting(unknown=dict.fromkeys(modules, call if isinstance(call, str) else _NO_MODULE))
-
+    if isinstance(call, str):
+        return Acting(unknown=dict.fromkeys(modules, call))
+    if policy is None:
+        return Acting(unknown=dict.fromkeys(modules, _NO_MODULE))
     if collectors.freezes_weights(collector):
         # Calls cannot show it: those that look have code of their own, compiled with the weights of then.
         return Acting(idle={name: _parameters(module, name) for name, module in modules.items()})
 
-    def outputs(plain: bool, *, explores: bool = False) -> Sequence[Tensor]:
-        given, output = call((lambda first: first) if plain else in_mid_episode, explores=explores)
-        before = dict(given.items(True, True))
-        after = output.items(True, True)
-        return [
-            value
-            for key, value in after
-            if isinstance(value, Tensor) and value is not before.get(key)
-        ]
-
+    outputs = partial(_outputs, call)
     acting = examined(modules, outputs, alias=alias, within=policy)
     if not acting.idle:
         return acting
+
     # Weights that act in exploration alone, such as the sigmas of a NoisyLinear.
     doubted = {name: modules[name] for name in acting.idle}
     exploring = examined(doubted, partial(outputs, explores=True), alias=alias, within=policy)
-    idle = {
-        name: [
-            leaf for leaf in leaves if name in exploring.unknown or exploring.is_idle(name, leaf)
-        ]
-        for name, leaves in acting.idle.items()
-    }
-    return replace(acting, idle={name: leaves for name, leaves in idle.items() if leaves})
+    idle: dict[str, Sequence[str]] = {}
+    for name, leaves in acting.idle.items():
+        if name not in exploring.unknown:
+            leaves = [leaf for leaf in leaves if exploring.is_idle(name, leaf)]
+        if leaves:
+            idle[name] = leaves
+    return replace(acting, idle=idle)
+
+
+def _outputs(call: PolicyCall, plain: bool, *, explores: bool = False) -> list[Tensor]:
+    """What the policy writes at the next input as it is, or as in the middle of an episode."""
+    if plain:
+        policy_input, output = call(_unchanged, explores=explores)
+    else:
+        policy_input, output = call(in_mid_episode, explores=explores)
+    before = dict(policy_input.items(True, True))
+    written = []
+    for key, value in output.items(True, True):
+        if isinstance(value, Tensor) and value is not before.get(key):
+            written.append(value)
+    return written
+
+
+def _unchanged(policy_input: TensorDictBase) -> TensorDictBase:
+    return policy_input
 
 
 def _parameters(module: nn.Module, where: str) -> list[str]:
@@ -219,14 +239,22 @@ def _parameters(module: nn.Module, where: str) -> list[str]:
 def shadow_of(collector: Collector, call: PolicyCall | str, places: Mapping[str, object]) -> Shadow:
     """How to call the policy of a collector once more, for what stands at some places in it."""
     policy = collectors.policy_of(collector)
-    if isinstance(call, str) or policy is None:
-        why_not = call if isinstance(call, str) else _NO_MODULE
-        return Shadow(nn.Module(), {}, lambda: None, lambda _: nullcontext(), why_not)
+    if isinstance(call, str):
+        return _no_shadow(call)
+    if policy is None:
+        return _no_shadow(_NO_MODULE)
     parts = set(policy.modules())
-    modules = {n: m for n, m in places.items() if isinstance(m, nn.Module) and m in parts}
+    modules: dict[str, nn.Module] = {}
+    for name, module in places.items():
+        if isinstance(module, nn.Module) and module in parts:
+            modules[name] = module
     before = partial(collectors.before_policy_calls, collector)
     compiled = collectors.runs_compiled(collector)
-    return Shadow(policy, modules, lambda: call(lambda given: given), before, compiled=compiled)
+    return Shadow(policy, modules, partial(call, _unchanged), before, compiled=compiled)
+
+
+def _no_shadow(why_not: str) -> Shadow:
+    return Shadow(nn.Module(), {}, lambda: None, lambda _: nullcontext(), why_not)
 
 
 class ServerSync:
@@ -255,11 +283,13 @@ class ServerSync:
         self._adopter = Adopter(handle, 0)
         if not beside_learner:
             self._adopter.end_with_the_learner()
-        # a CUDA graph does not see a parameter's new memory
-        recorded = server.static_batch_size is not None
-        self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
+        mode: Adopt = adopt
+        if server.static_batch_size is not None:
+            mode = "copy"  # a CUDA graph does not see a parameter's new memory
+        self._adopter.place({destination: Destination(self._policy, mode)})
         self._adopter.tell()
-        server.update_model = server.update_policy_weights_ = _refuse_update
+        server.update_model = _refuse_update
+        server.update_policy_weights_ = _refuse_update
 
     def between_batches(self) -> None:
         """Answer the learner's question about the batches before, adopt the newest version, and stamp."""

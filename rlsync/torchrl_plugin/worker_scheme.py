@@ -62,7 +62,9 @@ class Link:
         """Make the one adopter of an inference server, in the learner's process or in its own."""
         beside_learner = self._pid == os.getpid()
         if not beside_learner:
-            self.publisher = self.served = None  # a forked process inherits the learner's
+            # a forked process inherits the learner's
+            self.publisher = None
+            self.served = None
         self.server = ServerSync(
             self.handle, destination, adopt, server, beside_learner=beside_learner
         )
@@ -96,7 +98,7 @@ class WorkerScheme(WeightSyncScheme):
         self.adopt_at: AdoptAt = adopt_at
         self._pid = os.getpid()
 
-    def _serve(self, collector: Any, model_id: str) -> Served:
+    def _serve(self, collector: object, model_id: str) -> Served:
         """How this scheme serves a collector; ConfigError if it cannot. Makes the link."""
         raise NotImplementedError
 
@@ -106,25 +108,23 @@ class WorkerScheme(WeightSyncScheme):
     def _init_on_sender_impl(
         self,
         model_id: str = POLICY,
-        context: Any = None,
-        model: Any = None,
-        ctx: Any = None,
+        context: object = None,
+        *,
+        model: object = None,
+        ctx: object = None,
         num_workers: int | None = None,
-        remote_collectors: Any = None,
-        **placed: Any,
+        remote_collectors: object = None,
+        **placed: object,
     ) -> None:
         """TorchRL's interface. Collectors pass all of these, and ``model`` beside their ``context``."""
         _check_interface(context, placed, model, of=type(self).__name__)
-        beside = schemes.schemes_of(context).items()
-        moments = {name: s.adopt_at for name, s in beside if isinstance(s, WorkerScheme)}
-        if len(set(moments.values())) > 1:
-            problem = "the destinations of this collector are adopted at different times"
-            where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
-            raise ConfigError(problem, where, "give all schemes of a collector the same adopt_at")
+        _refuse_other_moments(context)
         parse(model_id)
         served = self._serve(context, model_id)
         self.model_id = model_id
         self.context = context
+
+        # What concerns the whole collector is done for the first of its destinations.
         publisher = self.publisher
         if publisher.serve(served.workers, model_id):
             self._prepare()
@@ -135,15 +135,19 @@ class WorkerScheme(WeightSyncScheme):
 
             problem = "nothing publishes to the workers of this collector, which act with their first weights"
             misuse.notice_silence(context, problem, lambda: publisher.version)
-        policy = served.policy() if model_id == POLICY else None
-        if policy is not None:
-            publisher.publish_modules({POLICY: policy}, "the collector")
 
-    def connect(self, **given: Any) -> None:
+        # Workers that get their policy from the learner find its weights on the board.
+        if model_id == POLICY:
+            policy = served.policy()
+            if policy is not None:
+                publisher.publish_modules({POLICY: policy}, "the collector")
+
+    def connect(self, *, worker_idx: int | None = None, weights: object = None) -> None:
         """Connect a destination of a collector, as TorchRL does for each.
 
         Args:
-            given: what TorchRL gives.
+            worker_idx: in a worker, its number.
+            weights: on the learner's side, what to publish first; ``None``: nothing.
 
         Raises:
             ConfigError: this is the second destination or collector.
@@ -154,7 +158,7 @@ class WorkerScheme(WeightSyncScheme):
                 f"weight_sync_schemes={{{self.model_id!r}: ...}}",
                 "make one for each collector, or take board.scheme() of one WeightBoard for each destination",
             )
-        super().connect(**given)
+        super().connect(worker_idx=worker_idx, weights=weights)
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -168,14 +172,13 @@ class WorkerScheme(WeightSyncScheme):
         Raises:
             PublishError: in a worker, or before there is a collector.
         """
-        publisher = None if self.link is None else self.link.publisher
-        if publisher is None:
+        if self.link is None or self.link.publisher is None:
             problem = "a worker does not publish"
             where = type(self).__name__
             raise PublishError(problem, where, "publish from the learner")
-        return publisher
+        return self.link.publisher
 
-    def create_transport(self, **_: Any) -> WorkersPublisher:
+    def create_transport(self, **_: object) -> WorkersPublisher:
         """The learner's end, the transport of all workers.
 
         Raises:
@@ -184,13 +187,13 @@ class WorkerScheme(WeightSyncScheme):
         return self.publisher
 
     def _setup_connection_and_weights_on_sender_impl(
-        self, *, worker_idx: int | None = None, weights: Any | None = None
+        self, *, worker_idx: int | None = None, weights: object = None
     ) -> None:
         if weights is not None:
             self.send(weights)
 
     def _init_on_receiver_impl(
-        self, model_id: str, context: Any = None, worker_idx: int = 0, model: Any = None
+        self, model_id: str, context: object = None, worker_idx: int = 0, model: object = None
     ) -> None:
         """Begin in a worker; a model that came without its memory gets the newest weights."""
         assert self.link is not None
@@ -199,9 +202,10 @@ class WorkerScheme(WeightSyncScheme):
         self.worker_idx = worker_idx
         worker = self.link.in_worker(worker_idx)
         worker.declare(model_id, self.adopt, self.adopt_at, prove=self.prove)
-        weights = None if model is None else schemes.weights_of(model)
-        if isinstance(weights, nn.Module):
-            worker.prepare(model_id, weights)
+        if model is not None:
+            weights = schemes.weights_of(model)
+            if isinstance(weights, nn.Module):
+                worker.prepare(model_id, weights)
         if context is not None:
             self.context = context
 
@@ -224,7 +228,7 @@ class WorkerScheme(WeightSyncScheme):
     ) -> None:
         """Nothing: the worker adopts by itself when it next collects."""
 
-    def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
+    def send(self, weights: object = None, worker_ids: int | list[int] | None = None) -> None:
         """Publish ``weights`` for this destination; returns without waiting for any worker.
 
         Args:
@@ -267,26 +271,44 @@ def _check_interface(
     context: object, placed: Mapping[str, object], model: object, *, of: str
 ) -> None:
     """Refuse (ConfigError) weights without a collector, or ``placed`` in workers one by one."""
-    refused = placed if context is not None else {**placed, "model": model}
-    given = [f"{name}=..." for name, value in refused.items() if value is not None]
-    if given or context is None:
+    refused = dict(placed)
+    if context is None:
+        refused["model"] = model
+    arguments = [f"{name}=..." for name, value in refused.items() if value is not None]
+    if arguments or context is None:
         problem = "a board serves the workers of a collector, all with the same weights"
         cure = f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
         cure += "calls this method"
-        raise ConfigError(problem, f"{of}.init_on_sender({', '.join(given)})", cure)
+        raise ConfigError(problem, f"{of}.init_on_sender({', '.join(arguments)})", cure)
+
+
+def _refuse_other_moments(collector: object) -> None:
+    """Refuse (ConfigError) a collector whose schemes of ours adopt at different times."""
+    moments: dict[str, AdoptAt] = {}
+    for name, scheme in schemes.schemes_of(collector).items():
+        if isinstance(scheme, WorkerScheme):
+            moments[name] = scheme.adopt_at
+    if len(set(moments.values())) > 1:
+        problem = "the destinations of this collector are adopted at different times"
+        where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
+        raise ConfigError(problem, where, "give all schemes of a collector the same adopt_at")
 
 
 def _refuse_some_workers(
     worker_ids: int | list[int] | None, weights: object, num_workers: int
 ) -> None:
     """Refuse (PublishError) ``worker_ids``, or a mapping by worker, that is not for all workers alike."""
-    if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
-        named = sorted(key for key in weights if isinstance(key, int))
-        where = f"update_policy_weights_ with weights for workers {named}"
-        raise PublishError(ONE_VERSION, where, OWN_COLLECTORS)
+    if isinstance(weights, dict):
+        numbers = sorted(key for key in weights if isinstance(key, int))
+        if numbers:
+            where = f"update_policy_weights_ with weights for workers {numbers}"
+            raise PublishError(ONE_VERSION, where, OWN_COLLECTORS)
     if worker_ids is None:
         return
-    asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
+    if isinstance(worker_ids, int):
+        asked = {worker_ids}
+    else:
+        asked = set(worker_ids)
     workers = set(range(num_workers))
     if asked != workers:
         problem = f"a board publishes to all workers, not to {sorted(asked, key=str)} alone"
