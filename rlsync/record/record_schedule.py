@@ -161,7 +161,11 @@ class RecordSchedule(TrainerHookBase):
         if self._writer is not None:
             version = known[1][0, 0]
             self._writer.rollout(
-                rollout.writer, rollout.life, rollout.number, version, dropped=dropped
+                rollout.writer,
+                life=rollout.life,
+                number=rollout.number,
+                version=version,
+                dropped=dropped,
             )
 
     def _arrived(self, worker: int, frames: TensorDictBase) -> None:
@@ -176,11 +180,11 @@ class RecordSchedule(TrainerHookBase):
                 versions = stamps[at].tolist()
                 adopted = {"worker": worker, "number": number, "at": at, "versions": versions}
                 self._writer.note("adopted", adopted)
-        self._writer.rollout(worker, 0, number, int(stamps[0]))
+        self._writer.rollout(worker, life=0, number=number, version=int(stamps[0]))
 
-    def _updated(self, made: Callable[[], str | None]) -> None:
+    def _updated(self, newest_way: Callable[[], str | None]) -> None:
         self._updates += 1
-        way = made()
+        way = newest_way()
         if way != self._last_way and self._writer is not None:
             self._writer.note("updates", {"way": way, "update": self._updates})
             self._last_way = way

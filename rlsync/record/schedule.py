@@ -145,7 +145,7 @@ class FixedLag(Sequence[Rollout]):
 
     def __getitem__(self, number: int) -> Rollout:  # type: ignore[override]  # there are no slices
         batches = max(0, number - self.lag) * self.workers // self.per_batch
-        return Rollout(EVERYBODY, 0, number, batches + 1, 0)
+        return Rollout(EVERYBODY, life=0, number=number, version=batches + 1, ms=0)
 
     def __len__(self) -> int:
         return sys.maxsize  # until the learner ends
@@ -240,16 +240,16 @@ def lives_in(file: Path) -> list[Life]:
     for block in _blocks(file):
         for record in _records(block):
             match record:
+                case Rollout() | Published():
+                    lives[-1].events.append(record)
+                case version, digests:
+                    lives[-1].digests[version] = dict(zip(leaves, digests, strict=True))
                 case {"begin": facts}:
                     lives.append(Life(facts))
                 case {"leaves": names}:
                     leaves = names
                 case {}:
                     lives[-1].notes.append(record)
-                case Rollout() | Published():
-                    lives[-1].events.append(record)
-                case version, digests:
-                    lives[-1].digests[version] = dict(zip(leaves, digests, strict=True))
     if not any(life.rollouts for life in lives):
         cure = "let it run until it has written a block, or to its end"
         raise ConfigError("the schedule has no rollouts yet", str(file), cure)
@@ -271,7 +271,8 @@ def _records(block: bytes) -> Iterator[_Record]:
             at += text_bytes
         elif kind in (_CONSUMED, _DROPPED):
             _, worker, life, number, version, ms = _ROLLOUT.unpack_from(block, at)
-            yield Rollout(worker, life, number, version, ms, dropped=kind == _DROPPED)
+            dropped = kind == _DROPPED
+            yield Rollout(worker, life, number=number, version=version, ms=ms, dropped=dropped)
             at += _ROLLOUT.size
         elif kind == _PUBLISH:
             _, version, optim_steps, ms = _PUBLISHED.unpack_from(block, at)
