@@ -55,7 +55,7 @@ def recorded(
     for version, found in (digests or {3: {"policy.a": 1}}).items():
         writer.digests(version, found)
     if end:
-        writer.note("end", version=3)
+        writer.note("end", {"version": 3})
     writer.close()
     return folder
 
@@ -272,7 +272,7 @@ def test_a_run_and_its_killed_and_resumed_twin_are_compared_to_the_end(tmp_path:
             for version, steps, digest in published:
                 writer.publish(version, steps)
                 writer.digests(version, {"policy.a": digest})
-            writer.note("end", version=version)
+            writer.note("end", {"version": version})
             writer.close()
         return str(tmp_path / name)
 

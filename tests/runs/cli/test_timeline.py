@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Path:
     for number in range(3):
         writer.rollout(number % 2, number // 2, number, 1, dropped=number == 1)
         writer.publish(number + 2, number + 1)
-    writer.note("checkpoint", version=4)
+    writer.note("checkpoint", {"version": 4})
     writer.close()
     return tmp_path
 
