@@ -51,6 +51,7 @@ from rlsync.core.errors import RlsyncError, WorkerLost
 from rlsync.runs.actors.cluster.collector import ClusterCollector
 from rlsync.runs.actors.cluster.nodes import Placement
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts
 from rlsync.transport.relay.ends import KEPT_IMAGES
 
@@ -127,16 +128,14 @@ class Census:
 class Collector(ClusterCollector):
     """With one iterator, and with a player to fill."""
 
-    def __init__(self, destinations: int, adopt: str, **options: Any) -> None:
+    def __init__(self, destinations: int, settings: CollectSettings, placement: Placement) -> None:
         self.canary = CanaryPlayer(destinations)
         super().__init__(
             self.canary,
             GymnasiumEnvs("CartPole-v1"),
-            steps=STEPS,
-            envs_per_worker=ENVS,
+            settings,
             workers_per_node=WORKERS,
-            adopt=adopt,
-            **options,
+            placement=placement,
         )
         self.batches = iter(self)
 
@@ -175,7 +174,8 @@ def publishing(collector: Collector) -> Iterator[Counter[str]]:
 def canary(steps: int, destinations: int, adopt: str) -> dict[str, Any]:
     """One row; a cluster is there."""
     census = Census()
-    collector = Collector(destinations, adopt, placement=Placement(min_nodes=NODES), seed=0)
+    settings = CollectSettings(steps=STEPS, envs_per_worker=ENVS, adopt=adopt, seed=0)
+    collector = Collector(destinations, settings, Placement(min_nodes=NODES))
     try:
         began = time.monotonic()
         with publishing(collector) as published:
@@ -378,12 +378,13 @@ class Training:
             try:
                 if self._collector is None:
                     placement = Placement(restarts=ENDLESS, node_timeout_s=NODE_SILENT_S)
-                    options = {
-                        "placement": placement,
-                        "restarts": ENDLESS,
-                        "silent_timeout_s": WORKER_SILENT_S,
-                    }
-                    self._collector = Collector(2, "alias", **options)
+                    settings = CollectSettings(
+                        steps=STEPS,
+                        envs_per_worker=ENVS,
+                        restarts=ENDLESS,
+                        silent_timeout_s=WORKER_SILENT_S,
+                    )
+                    self._collector = Collector(2, settings, placement)
                 self._collector.publish()
                 self.census.take(self._collector)
                 self.counts["kept_peak"] = max(

@@ -28,6 +28,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -45,6 +46,7 @@ from torchrl.envs import EnvBase, GymWrapper
 
 from rlsync import NodeBoardScheme, RayBoardScheme
 from rlsync.core.errors import first_line
+from rlsync.runs.recipes.place import collect_settings
 from rlsync.runs.recipes.registry import recipe_named
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
@@ -153,14 +155,8 @@ def recipes_collector(
     run = Run(config, entry.probe(config.env))
     policy, player = entry.acting(run, False)
     if way == "nodes":
-        batches = run.recipe.batches(config)
-        collector = run.place.collector(
-            player,
-            transitions=True,
-            steps=batches.steps,
-            envs_per_worker=config.env.num_envs,
-            rollouts_per_batch=batches.rollouts,
-        )
+        settings = replace(collect_settings(run), transitions=True)
+        collector = run.place.collector(player, settings)
     else:
         scheme = {"policy": NodeBoardScheme()}
         collector = RayCollector(

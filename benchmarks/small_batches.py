@@ -42,6 +42,7 @@ def measured(transitions: bool, by_hook: bool) -> dict[str, float]:
     from rlsync.runs.actors.envs.actions import DiscreteActions
     from rlsync.runs.actors.envs.specs import GymnasiumEnvs
     from rlsync.runs.actors.players.q import EpsilonGreedyPlayer
+    from rlsync.runs.actors.settings import CollectSettings
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -50,9 +51,8 @@ def measured(transitions: bool, by_hook: bool) -> dict[str, float]:
         nn.Sequential(*layers), DiscreteActions(2), (4,), record_values=False
     )
     envs = GymnasiumEnvs("CartPole-v1")
-    collector = UnrollCollector(
-        player, envs, steps=STEPS, envs_per_worker=1, num_workers=1, transitions=transitions
-    )
+    settings = CollectSettings(steps=STEPS, envs_per_worker=1, transitions=transitions)
+    collector = UnrollCollector(player, envs, settings, num_workers=1)
     times: dict[str, list[float]] = {part: [] for part in PARTS}
     try:
         publish = published_by_hook(collector) if by_hook else collector.update_policy_weights_

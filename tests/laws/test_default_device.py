@@ -18,7 +18,7 @@ from torchrl.collectors import MultiSyncCollector
 
 import rlsync
 from rlsync import BoardScheme, BoundStaleness, Every, LogReceipts, RecordSchedule, SyncWeights, VerifySync
-from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
+from rlsync.runs.recipes.impala import Categorical, CollectSettings, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from rlsync.runs.recipes.impala import recipe as impala_recipe
 from rlsync.tensors.device import shared_memory
 from rlsync.tensors.digest import digest
@@ -121,7 +121,7 @@ def test_an_unroll_collector_makes_no_tensor_without_a_device() -> None:
     with UnnamedDevices() as spy:
         net = ImpalaNet((4,), Categorical(2))
         collector = UnrollCollector(
-            net, GymnasiumEnvs("CartPole-v1"), steps=5, envs_per_worker=2, num_workers=1
+            net, GymnasiumEnvs("CartPole-v1"), CollectSettings(steps=5, envs_per_worker=2), num_workers=1
         )
         with running(collector):
             batches = iter(collector)

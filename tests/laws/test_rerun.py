@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -26,12 +25,9 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torchrl.trainers import Trainer
 
-import rlsync.runs.recipes.place
 from rlsync import RecordSchedule, Rerun
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.record.schedule import Comparison, Life, Published, compared, lives_in
-from rlsync.runs.actors.collector import UnrollCollector
-from rlsync.runs.actors.repeated import RepeatedUnrolls
 from rlsync.runs.actors.replay.unrolls import UnrollReplay
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.ring.writer import RingWriter
@@ -67,10 +63,8 @@ LASER = UnrollReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40, threshol
 
 
 @pytest.fixture(autouse=True)
-def forked(fork_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked(fork_workers: None) -> None:
     """Workers are forked, with what a test breaks in this process broken in them, too."""
-    for kind in (UnrollCollector, RepeatedUnrolls):
-        monkeypatch.setattr(rlsync.runs.recipes.place, kind.__name__, partial(kind, start_method="fork"))
 
 
 def config(folder: Path, env: str = "CartPole-v1", **recipe: Any) -> Config:

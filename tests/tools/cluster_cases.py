@@ -23,6 +23,7 @@ from rlsync.runs.actors.cluster.node import Node
 from rlsync.runs.actors.cluster.nodes import Placement
 from rlsync.runs.actors.cluster.session import ClusterStatus
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts
 from tests.tools.broken_player import BrokenPlayer
 from tests.tools.cluster_player import CanaryPlayer
@@ -70,12 +71,8 @@ def collector_of(player: CanaryPlayer) -> ClusterCollector:
     return ClusterCollector(
         player,
         GymnasiumEnvs("CartPole-v1"),
-        steps=STEPS,
-        envs_per_worker=ENVS,
+        CollectSettings(steps=STEPS, envs_per_worker=ENVS, slots=SLOTS, seed=5, restarts=QUICK),
         workers_per_node=WORKERS,
-        slots=SLOTS,
-        seed=5,
-        restarts=QUICK,
         placement=Placement(
             resources={"rollouts": 1.0}, min_nodes=2, credits=CREDITS, restarts=QUICK, node_timeout_s=SILENT_S
         ),
@@ -217,7 +214,11 @@ def test_a_learner_that_takes_nothing_stops_the_nodes(learner: Learner) -> None:
 
 
 def ray_counts(collector: ClusterCollector) -> list:
-    return ray.get([node.agent.counters.remote() for node in collector._nodes], timeout=WAIT_S)
+    """What the ring of each node counts now, asked for in the way that Ray has for tests."""
+    counts = [
+        node.agent.__ray_call__.remote(lambda agent: agent._ring.counters()) for node in collector._nodes
+    ]
+    return ray.get(counts, timeout=WAIT_S)
 
 
 def test_a_pause_lets_workers_complete_what_they_began_and_no_more(learner: Learner) -> None:

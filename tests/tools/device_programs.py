@@ -25,7 +25,14 @@ from rlsync.core.ledger import Stamp
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.ring.writer import RingWriter
 from rlsync.runs.cli.doctor import findings_of
-from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaLoss, ImpalaNet, UnrollCollector
+from rlsync.runs.recipes.impala import (
+    Categorical,
+    CollectSettings,
+    GymnasiumEnvs,
+    ImpalaLoss,
+    ImpalaNet,
+    UnrollCollector,
+)
 from rlsync.runs.recipes.networks import MixedMLP
 from rlsync.runs.recipes.pure import Graphs, PureStepper
 from rlsync.tensors.device import pin, shared_memory, unmapped
@@ -414,12 +421,14 @@ def _one_batch_size(device: torch.device, rollouts: int) -> None:
     collector = UnrollCollector(
         network,
         GymnasiumEnvs("CartPole-v1"),
-        steps=10,
-        envs_per_worker=4,
-        rollouts_per_batch=rollouts,
-        policy_device=[str(device), "cpu"],
-        storing_device=device,
-        seed=3,
+        CollectSettings(
+            steps=10,
+            envs_per_worker=4,
+            rollouts_per_batch=rollouts,
+            policy_device=[str(device), "cpu"],
+            storing_device=device,
+            seed=3,
+        ),
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     try:

@@ -16,7 +16,7 @@ from torchrl.trainers import Trainer
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
 from rlsync import BoardScheme, SyncWeights
-from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
+from rlsync.runs.recipes.impala import Categorical, CollectSettings, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from tests.tools.parts import make_a2c_trainer, make_policy, make_workers
 
 SCHEMES = {"board": BoardScheme, "stock": MultiProcessWeightSyncScheme, "shared": SharedMemWeightSyncScheme}
@@ -26,7 +26,7 @@ SOURCE = "loss_module.actor_network"
 def unrolls() -> UnrollCollector:
     net = ImpalaNet((4,), Categorical(2))
     env = GymnasiumEnvs("CartPole-v1")
-    return UnrollCollector(net, env, steps=5, envs_per_worker=1, num_workers=2, start_method="fork")
+    return UnrollCollector(net, env, CollectSettings(steps=5, envs_per_worker=1, start_method="fork"))
 
 
 def collector_of(scheme: str, kind: str) -> BaseCollector:

@@ -30,6 +30,7 @@ from rlsync import (
     WatchWorkers,
 )
 from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.recipes.hooks.finite import StopIfNotFinite
 from rlsync.runs.recipes.hooks.measuring import StalenessHistogram
 from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
@@ -133,7 +134,8 @@ def that_watches_by_itself() -> Trainer:
     actor = make_policy()
     env = GymnasiumEnvs("CartPole-v1")
     network = ImpalaNet((4,), Categorical(2))
-    workers = UnrollCollector(network, env, steps=4, envs_per_worker=1, start_method="fork")
+    settings = CollectSettings(steps=4, envs_per_worker=1, start_method="fork")
+    workers = UnrollCollector(network, env, settings)
     return make_ppo_trainer(workers, actor)
 
 

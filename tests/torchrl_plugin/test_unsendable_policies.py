@@ -12,6 +12,7 @@ from torchrl.collectors.distributed import DistributedCollector
 
 from rlsync import BoardScheme, ConfigError, SyncWeights
 from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
 from tests.conftest import LeakCheck, start_method
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
@@ -83,7 +84,7 @@ def test_a_player_and_an_environment_that_cannot_be_pickled_are_refused() -> Non
         (net, GymnasiumEnvs(lambda: None), "the environment"),
     ):
         with pytest.raises(ConfigError, match=f"^{name} cannot be sent to worker processes") as raised:
-            UnrollCollector(player, env, steps=5, envs_per_worker=1)
+            UnrollCollector(player, env, CollectSettings(steps=5, envs_per_worker=1))
         assert in_three_lines(raised.value)
         assert raised.value.cure.endswith("or give start_method='fork'")
     assert child_pids() == before

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-
-import torch
 
 from rlsync import ConfigError
 from rlsync.core.path import check_count, check_timeouts
-from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.actors.envs.specs import EnvSpec
-from rlsync.runs.actors.frames import RolloutShape
-from rlsync.runs.actors.intake import Intake, Rollouts
+from rlsync.runs.actors.intake import Rollouts
 from rlsync.runs.actors.own_process import OwnProcess
 from rlsync.runs.actors.player import Playable, Player, check_player, player_of
 from rlsync.runs.actors.ring.format import WhenFull
 from rlsync.runs.actors.ring.reader import RingCounters, RolloutRing
-from rlsync.runs.actors.rollout_collector import RolloutCollector, check_settings
-from rlsync.runs.actors.supervision import Restarts, Supervisor
-from rlsync.runs.actors.worker import CollectSettings, WorkerJob, start_workers
-from rlsync.sync.adopter import Adopt
+from rlsync.runs.actors.rollout_collector import RolloutCollector, crew_of
+from rlsync.runs.actors.settings import CollectSettings
+from rlsync.runs.actors.supervision import Supervisor
+from rlsync.runs.actors.worker import WorkerJob, start_workers
 from rlsync.sync.starting import StartLogs
 from rlsync.tensors.sendable import check_sendable
 from rlsync.transport.board.reader import BoardHandle
@@ -49,41 +43,17 @@ class UnrollCollector(RolloutCollector):
             :class:`~rlsync.runs.actors.player.Player`, such as ``net.player(store_params=True)``. Workers act
             with copies; its weights are version 1.
         env: which environments; see :mod:`rlsync.runs.actors.envs.specs`.
-        steps: T, of one unroll.
-        envs_per_worker: environments that one worker steps.
+        settings: what a rollout and a batch are, how workers act and are kept running; see
+            :class:`CollectSettings`.
         num_workers: worker processes. 0: there is none, and the learner's own process acts whenever it waits
             for a rollout, as one worker would that waits for each of its versions.
-        overlap: split a worker's environments in two groups: one steps while the player acts in the other. It
-            helps where stepping does not need the interpreter (``AtariEnvs``).
-        rollouts_per_batch: slots in one batch.
-        slots: of the ring; by default one for each worker and two for each rollout of a batch. When all are
-            full, workers wait. More slots even out the load, and make frames older.
-        when_full: what happens in place of that; see :class:`~rlsync.runs.actors.ring.reader.RolloutRing`.
-        total_frames: iteration ends after so many; -1 never ends.
-        dtype: in which workers hold and receive the weights, for example ``torch.bfloat16``; ``None`` for the
-            player's own. Declare it in the sync map: ``Source("loss_module.actor_network", dtype=...)``.
-        adopt: ``"alias"`` points the workers' parameters at the board; ``"copy"`` copies each version out of
-            it, for code that keeps the address of a parameter. Compiled modules, and workers that act on an
-            accelerator, copy in any case.
-        policy_device: where the workers' players act: one device for all of them, or one for each. Their
-            environments and slots are in host memory.
-        storing_device: where the batches are: the learner's device. What lies under ``"collector"`` stays in
-            host memory. On an accelerator a batch is a copy.
-        seed: of environments and actions; ``None`` draws one.
-        restarts: how often a worker that ended is started again.
-        transitions: make batches of TorchRL's transitions, ``[B, T]``; see
-            :mod:`rlsync.runs.actors.transitions`.
-        random_frames: frames whose actions are random, if the player is a
-            :class:`~rlsync.runs.actors.players.prefill.PrefilledPlayer`; the next publish after them ends it.
-        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. With the first two the program needs
-            ``if __name__ == "__main__"``, and the parts of player and environment must be picklable.
+        when_full: what happens when all slots are full, in place of waiting; see
+            :class:`~rlsync.runs.actors.ring.reader.RolloutRing`.
         start_timeout_s: how long all workers together may take to be ready, seconds.
-        silent_timeout_s: how long a worker may take for a rollout, or to begin after a restart, seconds. If
-            it takes longer it is killed and started again; if all do, the run ends.
-        versions_file: version numbers are reserved here; see :class:`rlsync.SyncWeights`.
 
     Raises:
-        ConfigError: a number is out of range, ``adopt`` is neither of the two, or a device is not there.
+        ConfigError: a number is out of range, a device is not there, or player or environment cannot be sent
+            to worker processes.
         WorkerLost: a worker ended before it was ready; its own error is in the message. While iterating: one
             ended more often than ``restarts`` allows, or all were killed.
         AdoptionTimeout: workers are not ready in time. While iterating: all are silent for too long.
@@ -91,12 +61,10 @@ class UnrollCollector(RolloutCollector):
     Source: IMPALA, arXiv 1802.01561; torchrl.collectors.MultiAsyncCollector.
 
     Example:
-        >>> from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
+        >>> from rlsync.runs.recipes.impala import Categorical, CollectSettings, GymnasiumEnvs, ImpalaNet
         >>> net = ImpalaNet((4,), Categorical(2))
-        >>> collector = UnrollCollector(
-        ...     net, GymnasiumEnvs("CartPole-v1"), steps=5, envs_per_worker=2, num_workers=1,
-        ...     start_method="fork",
-        ... )
+        >>> settings = CollectSettings(steps=5, envs_per_worker=2, start_method="fork")
+        >>> collector = UnrollCollector(net, GymnasiumEnvs("CartPole-v1"), settings, num_workers=1)
         >>> next(iter(collector))["observation"].shape
         torch.Size([6, 2, 4])
         >>> collector.shutdown()
@@ -106,37 +74,23 @@ class UnrollCollector(RolloutCollector):
         self,
         network: Player | Playable,
         env: EnvSpec,
+        settings: CollectSettings,
         *,
-        steps: int,
-        envs_per_worker: int,
         num_workers: int = 2,
-        overlap: bool = False,
-        rollouts_per_batch: int = 1,
-        slots: int | None = None,
         when_full: WhenFull = "block",
-        total_frames: int = -1,
-        dtype: torch.dtype | None = None,
-        adopt: Adopt = "alias",
-        policy_device: str | torch.device | Sequence[str | torch.device] = "cpu",
-        storing_device: str | torch.device = "cpu",
-        seed: int | None = None,
-        restarts: Restarts | None = None,
-        transitions: bool = False,
-        random_frames: int = 0,
-        start_method: str = "forkserver",
         start_timeout_s: float = 300.0,
-        silent_timeout_s: float = 300.0,
-        versions_file: str | Path | None = None,
     ) -> None:
         player = player_of(network)
         where = f"UnrollCollector(num_workers={num_workers!r})"
         check_count(
             "num_workers", num_workers, 0, where, "give 0 to act in the learner's own process"
         )
+        check_timeouts("UnrollCollector", may_be_none=False, start_timeout_s=start_timeout_s)
         acting = max(1, num_workers)
         #: Whether a worker acts in the learner's own process, and there is no other.
         self.in_process = num_workers == 0
         if not self.in_process:
+            start_method = settings.start_method
             check_player(player, start_method, "UnrollCollector")
             way_out = "give start_method='fork'"
             check_sendable(
@@ -147,61 +101,26 @@ class UnrollCollector(RolloutCollector):
                 start_method=start_method,
                 way_out=way_out,
             )
-        settings = CollectSettings(
-            player=player,
-            env=env,
-            shape=RolloutShape(steps, envs_per_worker),
-            slots=acting + 2 * rollouts_per_batch if slots is None else slots,
-            adopt=adopt,
-            overlap=overlap,
-            devices=device_of_each(policy_device, acting, "UnrollCollector(policy_device=...)"),
-            restarts=restarts or Restarts(),
-            start_method=start_method,
-            silent_timeout_s=silent_timeout_s,
-        )
-        timeouts = {"start_timeout_s": start_timeout_s, "silent_timeout_s": silent_timeout_s}
-        check_timeouts("UnrollCollector", may_be_none=False, **timeouts)
-        counts = {"num_workers": acting, "rollouts_per_batch": rollouts_per_batch}
-        check_settings(settings, counts, "UnrollCollector")
-        if settings.slots < rollouts_per_batch:
-            problem = (
-                f"a batch of {rollouts_per_batch} rollouts does not fit into {settings.slots} slots"
-            )
-            where = (
-                f"UnrollCollector(rollouts_per_batch={rollouts_per_batch}, slots={settings.slots})"
-            )
+        slots = ring_slots(settings, acting)
+        if slots < settings.rollouts_per_batch:
+            rollouts = settings.rollouts_per_batch
+            problem = f"a batch of {rollouts} rollouts does not fit into {slots} slots"
+            where = f"CollectSettings(rollouts_per_batch={rollouts}, slots={slots})"
             raise ConfigError(problem, where, "give as many slots as rollouts, or leave slots out")
-        stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
+        crew = crew_of(player, env, settings, workers=acting, slots=slots)
         self.board = self._made_board()
         self._counted: RingCounters | None = None
-        super().__init__(
-            settings,
-            self.board,
-            dtype=dtype,
-            rollouts_per_batch=rollouts_per_batch,
-            total_frames=total_frames,
-            transitions=transitions,
-            random_frames=random_frames,
-            versions_file=versions_file,
-        )
+        super().__init__(crew, self.board)
         #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
-        self.ring = RolloutRing(settings.shape.layout(player), settings.slots, acting, when_full)
-        if seed is None:
-            seed = int(torch.randint(2**30, (), device="cpu"))
+        self.ring = RolloutRing(crew.layout(), slots, acting, when_full)
+        seed = self._first_seed()
         logs = StartLogs(acting, start_timeout_s)
         self._workers: Supervisor | OwnProcess
         if self.in_process:
             self._workers = OwnProcess(self._job(seed, logs))
         else:
             self._workers = self._started(seed, logs)
-        self._intake = Intake(
-            self._source(),
-            self._workers,
-            rollouts_per_batch,
-            self.form,
-            silent_timeout_s,
-            stored_on,
-        )
+        self._take_from(self._source(), self._workers)
         try:
             self._workers.await_start(start_timeout_s, logs)
         except BaseException:
@@ -213,7 +132,11 @@ class UnrollCollector(RolloutCollector):
 
     def _job(self, seed: int, logs: StartLogs) -> WorkerJob:
         return WorkerJob(
-            self.worker_settings, self.ring.handle, self.board.handle, seed, tuple(logs.each)
+            crew=self.crew,
+            ring=self.ring.handle,
+            board=self.board.handle,
+            seed=seed,
+            logs=tuple(logs.each),
         )
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
@@ -258,9 +181,16 @@ class UnrollCollector(RolloutCollector):
         self.ring.seed(seed)
         if static_seed:
             return seed
-        return seed + self.num_workers * self.worker_settings.shape.num_envs
+        return seed + self.num_workers * self.crew.settings.envs_per_worker
 
     def _end(self, timeout_s: float) -> None:
         self._counted = self.ring.counters()
         self.ring.close()
         self._workers.end(timeout_s)
+
+
+def ring_slots(settings: CollectSettings, workers: int) -> int:
+    """The slots of the ring of one machine's workers."""
+    if settings.slots is None:
+        return workers + 2 * settings.rollouts_per_batch
+    return settings.slots

@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rlsync import BoardClosed, ConfigError, WorkerLost
 from rlsync.record.planned import Plan, PlannedBoard
 from rlsync.record.schedule import FixedLag, Life, Rollout
-from rlsync.runs.actors.collector import UnrollCollector
+from rlsync.runs.actors.collector import UnrollCollector, ring_slots
+from rlsync.runs.actors.envs.specs import EnvSpec
 from rlsync.runs.actors.intake import Rollouts
+from rlsync.runs.actors.player import Playable, Player
 from rlsync.runs.actors.ring.format import MAX_SLOTS
 from rlsync.runs.actors.ring.reader import RolloutRing, TakenRollout
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts, Supervisor
-from rlsync.runs.actors.worker import start_worker
+from rlsync.runs.actors.worker import start_worker, supervised
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.reader import BoardHandle
 
@@ -69,19 +73,29 @@ class RepeatedUnrolls(UnrollCollector):
     """
 
     def __init__(
-        self, network: Any, env: Any, *, life: Life | FixedLag, lag: int, **given: Any
+        self,
+        network: Player | Playable,
+        env: EnvSpec,
+        settings: CollectSettings,
+        *,
+        life: Life | FixedLag,
+        lag: int,
+        num_workers: int = 2,
+        start_timeout_s: float = 300.0,
     ) -> None:
-        workers = max(1, given["num_workers"])
-        per_batch = given["rollouts_per_batch"]
-        plan: Plan = (
-            life.plan(workers) if isinstance(life, Life) else dict.fromkeys(range(workers), life)
-        )
-        self._planned = PlannedBoard(plan, stays=True, timeout_s=given["silent_timeout_s"])
+        workers = max(1, num_workers)
+        plan: Plan
+        if isinstance(life, Life):
+            plan = life.plan(workers)
+        else:
+            plan = dict.fromkeys(range(workers), life)
+        self._planned = PlannedBoard(plan, stays=True, timeout_s=settings.silent_timeout_s)
         self._life = life
         # Those of the run, and one with which each worker waits for its version.
-        slots = (given["slots"] or workers + 2 * per_batch) + workers * (lag + 1) + per_batch
+        slots = ring_slots(settings, workers) + workers * (lag + 1) + settings.rollouts_per_batch
+        restarts = settings.restarts
         if isinstance(life, Life):
-            given["restarts"] = Restarts(10**9, first_pause_s=0.0)
+            restarts = Restarts(10**9, first_pause_s=0.0)
             # All rollouts of a version may be made before the learner takes the first of them.
             slots += max(Counter(rollout.version for rollout in life.rollouts).values())
         if slots > MAX_SLOTS:
@@ -91,7 +105,13 @@ class RepeatedUnrolls(UnrollCollector):
             raise ConfigError(
                 problem, "collector.lag, or a rerun", "give a smaller lag, or publish more often"
             )
-        super().__init__(network, env, **given | {"slots": slots, "when_full": "block"})
+        super().__init__(
+            network,
+            env,
+            replace(settings, slots=slots, restarts=restarts),
+            num_workers=num_workers,
+            start_timeout_s=start_timeout_s,
+        )
 
     def _made_board(self) -> PlannedBoard:
         return self._planned
@@ -101,7 +121,6 @@ class RepeatedUnrolls(UnrollCollector):
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         job = self._job(seed, logs)
-        settings = self.worker_settings
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
         def start(worker: int, again: int) -> BaseProcess:
@@ -122,9 +141,7 @@ class RepeatedUnrolls(UnrollCollector):
             lives[worker] = life
             return start_worker(job, worker, life or 0)
 
-        workers = Supervisor(
-            start, len(settings.devices), self.ring, settings.restarts, settings.silent_timeout_s
-        )
+        workers = supervised(start, self.crew, self.ring)
         self._planned.look = workers.look
         return workers
 

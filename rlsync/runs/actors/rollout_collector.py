@@ -9,27 +9,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector
 
-from rlsync import BoardClosed, ConfigError, PublishError, RlsyncError
-from rlsync.core.path import check_choice, check_count
+from rlsync import BoardClosed, PublishError, RlsyncError
 from rlsync.core.plan import POLICY
-from rlsync.runs.actors.envs.specs import check_resets
+from rlsync.runs.actors.envs.specs import EnvSpec, check_resets
 from rlsync.runs.actors.frames import Unrolls
-from rlsync.runs.actors.intake import Form, Intake, RolloutId
-from rlsync.runs.actors.player import in_dtype, without_memory
+from rlsync.runs.actors.intake import Form, Intake, RolloutId, RolloutMakers, Rollouts
+from rlsync.runs.actors.player import Player, in_dtype, without_memory
 from rlsync.runs.actors.players.prefill import Prefill, PrefilledPlayer
 from rlsync.runs.actors.ring.reader import RingCounters, TakenRollout
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import LEAVE_TIMEOUT_S
 from rlsync.runs.actors.transitions import Transitions
-from rlsync.runs.actors.worker import CollectSettings
-from rlsync.sync.adopter import Adopt
+from rlsync.runs.actors.worker import Crew
 from rlsync.sync.processes import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.board.reader import BoardHandle
@@ -39,59 +37,68 @@ from rlsync.transport.contract import Transport
 class RolloutCollector(BaseCollector):
     """A collector of batches that an :class:`Intake` makes of rollouts. A subclass starts the workers.
 
-    The settings have the learner's player, whose weights are version 1. ``dtype`` is that of the workers'
-    floating weights, ``None`` the player's own.
-    With ``transitions`` batches are what :mod:`rlsync.runs.actors.transitions` says, else what
-    :mod:`rlsync.runs.actors.frames` says. The actions of a :class:`PrefilledPlayer` are random until
-    ``random_frames`` were collected, and a version came after that.
+    The crew has the learner's player, whose weights are version 1. Batches are what
+    :mod:`rlsync.runs.actors.frames` says, or with ``settings.transitions`` what
+    :mod:`rlsync.runs.actors.transitions` says. The actions of a :class:`PrefilledPlayer` are random until
+    ``settings.random_frames`` were collected, and a version came after that.
     """
 
     _intake: Intake  #: made by the constructor of a subclass
 
-    def __init__(
-        self,
-        settings: CollectSettings,
-        transport: Transport,
-        *,
-        dtype: torch.dtype | None,
-        rollouts_per_batch: int,
-        total_frames: int,
-        transitions: bool = False,
-        random_frames: int = 0,
-        versions_file: str | Path | None = None,
-    ) -> None:
+    def __init__(self, crew: Crew, transport: Transport) -> None:
         super().__init__()
-        self.player = player = settings.player
-        self.form: Form = (
-            Transitions(player.actions, player.records) if transitions else Unrolls(player.records)
-        )
+        settings = crew.settings
+        self.player = player = crew.player
+        self.form: Form
+        if settings.transitions:
+            self.form = Transitions(player.actions, player.records)
+        else:
+            self.form = Unrolls(player.records)
         #: Says whether actions are random; the source of the destination ``"prefill"``. None: they never are.
         self.prefill: Prefill | None = None
         if isinstance(player, PrefilledPlayer):
             self.prefill = player.prefill
-        self._random_frames = random_frames
-        self.num_workers = len(settings.devices)
+        self._random_frames = settings.random_frames
+        self.num_workers = len(crew.devices)
         self.adopt = settings.adopt
         self.transport = transport
         self.publisher = WorkersPublisher(transport)
-        if versions_file is not None:
-            self.publisher.ledger.reserve_in(versions_file)
-        acting = in_dtype(player, dtype)
+        if settings.versions_file is not None:
+            self.publisher.ledger.reserve_in(settings.versions_file)
+        acting = in_dtype(player, settings.dtype)
         for destination in acting.modules:
             self.publisher.serve(self, destination)
         self.publisher.publish_modules(acting.modules, "the collector's player")
         #: What workers begin with: the player in their dtype, without memory.
         self.worker_player = without_memory(acting)
-        self.worker_settings = replace(settings, player=self.worker_player)
-        self.total_frames = total_frames
-        self.rollouts_per_batch = rollouts_per_batch
-        shape = settings.shape
-        frames_per_batch = shape.steps * shape.num_envs * rollouts_per_batch
-        self.frames_per_batch = self.requested_frames_per_batch = frames_per_batch
+        self.crew = replace(crew, player=self.worker_player)
+        self.total_frames = settings.total_frames
+        self.rollouts_per_batch = settings.rollouts_per_batch
+        frames = settings.steps * settings.envs_per_worker * settings.rollouts_per_batch
+        self.frames_per_batch = self.requested_frames_per_batch = frames
         self._frames = self._batches = 0
         self.closed = False  #: whether it was shut down
         self._pid = os.getpid()
         end_with_program(self)
+
+    def _first_seed(self) -> int:
+        """The seed of the first environment of the first worker; drawn if the settings have none."""
+        seed = self.crew.settings.seed
+        if seed is None:
+            seed = int(torch.randint(2**30, (), device="cpu"))
+        return seed
+
+    def _take_from(self, rollouts: Rollouts, workers: RolloutMakers) -> None:
+        """Make batches of these rollouts, and look after their makers meanwhile."""
+        settings = self.crew.settings
+        self._intake = Intake(
+            ring=rollouts,
+            workers=workers,
+            rollouts=settings.rollouts_per_batch,
+            form=self.form,
+            silent_timeout_s=settings.silent_timeout_s,
+            device=settings.learner_device(),
+        )
 
     @property
     @abstractmethod
@@ -279,16 +286,9 @@ class RolloutCollector(BaseCollector):
             self.prefill.random.fill_(self._frames < self._random_frames)
 
 
-def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: str) -> None:
-    """Refuse what workers cannot do, and a number below one, ``counts`` too, by its argument's name."""
-    steps = settings.shape.steps
-    envs = settings.shape.num_envs
-    adopt = settings.adopt
-    for name, value in {"steps": steps, "envs_per_worker": envs, **counts}.items():
-        check_count(name, value, 1, f"{where}({name}={value!r})", "")
-    if settings.overlap and envs < 2:
-        problem = "one environment cannot be split in two"
-        cure = "give two or more, or overlap=False"
-        raise ConfigError(problem, f"{where}(overlap=True, envs_per_worker={envs})", cure)
-    check_choice("adoption mode", adopt, get_args(Adopt), f"{where}(adopt={adopt!r})")
-    check_resets(settings.env)
+def crew_of(
+    player: Player, env: EnvSpec, settings: CollectSettings, *, workers: int, slots: int
+) -> Crew:
+    """The workers of a machine; ConfigError: they cannot reset these environments, or have no such device."""
+    check_resets(env)
+    return Crew(player, env, settings.worker_devices(workers), slots, settings)

@@ -70,7 +70,7 @@ class Pauses(Generic[_Who]):
     """Who has ended, and when it is started again: :class:`Restarts` at work, for workers and for nodes."""
 
     def __init__(self, restarts: Restarts) -> None:
-        self._restarts = restarts
+        self.restarts = restarts
         # the ends within the window, times of the monotonic clock
         self._ended: dict[_Who, list[float]] = {}
         self.due: dict[_Who, float] = {}  # when to start it; whoever does so takes it out
@@ -78,7 +78,7 @@ class Pauses(Generic[_Who]):
     def note_end(self, who: _Who) -> float | None:
         """The seconds until it is due; ``None``: it has ended too often, and is not."""
         now = time.monotonic()
-        restarts = self._restarts
+        restarts = self.restarts
         recent = [at for at in self._ended.get(who, []) if now - at < restarts.window_s]
         self._ended[who] = [*recent, now]
         if len(recent) >= restarts.at_most:
@@ -91,7 +91,7 @@ class Pauses(Generic[_Who]):
         """How often it has ended within the window, if more than once."""
         times = len(self._ended[who])
         if times > 1:
-            return f", {times} times within {self._restarts.window_s:g} s"
+            return f", {times} times within {self.restarts.window_s:g} s"
         return ""
 
 
@@ -126,7 +126,6 @@ class Supervisor:
         self._silence = Silence(silent_timeout_s)
         self._silenced: set[int] = set()
         self._lives = [0] * count
-        self._restarts = restarts
         self._written = [0] * count  # rollouts that a worker had made when its life began
         self._alike: list[_Alike | None] = [None] * count
         self.procs: list[BaseProcess] = []
@@ -201,7 +200,7 @@ class Supervisor:
     def _note_end(self, worker: int) -> None:
         end_group(self.procs[worker])
         pause_s = self._pauses.note_end(worker)
-        if pause_s is None or self._ended_alike(worker) > self._restarts.alike_at_most:
+        if pause_s is None or self._ended_alike(worker) > self._pauses.restarts.alike_at_most:
             end = self._how_it_ended(worker, self._pauses.how_often(worker))
             raise WorkerLost(end, "collecting rollouts", _CURE)
         _, _, words = self._ring.writer(worker).last_words.partition("\n")

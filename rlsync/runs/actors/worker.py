@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import set_forkserver_preload
@@ -19,18 +20,19 @@ from rlsync.core import trace
 from rlsync.record.planned import PlannedHandle, PlannedReader
 from rlsync.runs.actors.envs.specs import EnvSpec, make_venv
 from rlsync.runs.actors.envs.vectors import Envs
-from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.player import Player, Seat, check_fits, materialised, player_call
 from rlsync.runs.actors.ring.format import RingHandle
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.ring.writer import RingWriter
 from rlsync.runs.actors.roller import Roller
-from rlsync.runs.actors.supervision import Restarts, Supervisor
+from rlsync.runs.actors.settings import CollectSettings
+from rlsync.runs.actors.supervision import Supervisor
 from rlsync.sync.acts import examined
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.families import lead_group, start_process
 from rlsync.sync.sample import Shadow
 from rlsync.sync.starting import StartLog
+from rlsync.tensors.layout import Layout
 from rlsync.transport.board.reader import BoardHandle
 
 #: the seeds of a worker's next life lie this far from those of the life before
@@ -38,24 +40,23 @@ _SEEDS_APART = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
-class CollectSettings:
-    """How the workers of one host act and are kept running; picklable once the player has no memory."""
+class Crew:
+    """The workers of one machine: with what, where and how they act; picklable if the player has no memory."""
 
     player: Player
     env: EnvSpec
-    shape: RolloutShape  # of a rollout
-    slots: int  # of the ring
-    adopt: Adopt  # whether parameters are pointed at the board, or copied out of it
-    overlap: bool  # two groups of environments: one steps while the player acts in the other
     devices: tuple[torch.device, ...]  # where the player acts, one for each worker
-    restarts: Restarts  # of one worker
-    start_method: str  # of multiprocessing
-    silent_timeout_s: float  # without a sign of life
+    slots: int  # of their ring
+    settings: CollectSettings
+
+    def layout(self) -> Layout:
+        """What a slot of their ring holds."""
+        return self.settings.shape.layout(self.player)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    settings: CollectSettings
+    crew: Crew
     ring: RingHandle  # where rollouts go
     board: BoardHandle | PlannedHandle  # where weights come from
     seed: int  # of the first environment of the first worker
@@ -65,18 +66,24 @@ class WorkerJob:
 
 def start_workers(job: WorkerJob, ring: RolloutRing) -> Supervisor:
     """Start the worker processes of this host; wait for them with :meth:`Supervisor.await_start`."""
-    settings = job.settings
-    start = partial(start_worker, job)
-    return Supervisor(
-        start, len(settings.devices), ring, settings.restarts, settings.silent_timeout_s
-    )
+    return supervised(partial(start_worker, job), job.crew, ring)
+
+
+def supervised(
+    start: Callable[[int, int], BaseProcess], crew: Crew, ring: RolloutRing
+) -> Supervisor:
+    """Start each worker of a crew, by ``start(worker, life)``, and start it again as its settings say."""
+    settings = crew.settings
+    workers = len(crew.devices)
+    return Supervisor(start, workers, ring, settings.restarts, settings.silent_timeout_s)
 
 
 def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
-    method = job.settings.start_method
+    crew = job.crew
+    method = crew.settings.start_method
     # imports take seconds: the fork server does them once, for restarts too
     if method == "forkserver":
-        set_forkserver_preload(["__main__", __name__, type(job.settings.player).__module__])
+        set_forkserver_preload(["__main__", __name__, type(crew.player).__module__])
     return start_process(method, run_worker, (job, worker, life), f"rlsync worker {worker}")
 
 
@@ -164,41 +171,43 @@ class Worker:
     """
 
     def __init__(self, job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
-        settings = job.settings
-        self._settings = settings
+        crew = job.crew
+        player = crew.player
+        device = crew.devices[worker]
+        self._crew = crew
         self._writer = writer
-        device = settings.devices[worker]
-        self.adopter = adopting(
-            job.board, worker, settings.player, settings.adopt, device, prove=True
-        )
+        self.adopter = adopting(job.board, worker, player, crew.settings.adopt, device, prove=True)
         if isinstance(self.adopter.reader, PlannedReader):
             self.adopter.reader.waiting = writer.count_wait
         #: What is added to the seed of a run, or to a new one, for the first environment of this worker.
-        self._offset = worker * settings.shape.num_envs + life * _SEEDS_APART
+        self._offset = worker * crew.settings.envs_per_worker + life * _SEEDS_APART
         seed = writer.new_seed()
-        self._first_seed = (job.seed if seed is None else seed) + self._offset
+        if seed is None:
+            seed = job.seed
+        self._first_seed = seed + self._offset
         seed_all(self._first_seed)
-        self._seat = Seat.taken(
-            settings.player, self._first_seed, device, worker, len(settings.devices)
-        )
+        self._seat = Seat.taken(player, self._first_seed, device, worker, len(crew.devices))
         self._roller: Roller | None = None
 
     def make_envs(self) -> None:
         """Make the environments, and begin an episode in each; then this worker is ready."""
-        settings = self._settings
+        env = self._crew.env
+        player = self._crew.player
+        settings = self._crew.settings
 
         def make(count: int) -> Envs:
-            envs = make_venv(settings.env, count)
-            check_fits(settings.player, envs, str(settings.env))
-            if settings.player.keeps_last:
+            envs = make_venv(env, count)
+            check_fits(player, envs, str(env))
+            if player.keeps_last:
                 envs.keep_last()
             return envs
 
-        roller = self._roller = Roller(self._seat, make, settings.shape, overlap=settings.overlap)
+        roller = Roller(self._seat, make, settings.shape, overlap=settings.overlap)
+        self._roller = roller
         roller.reset(self._first_seed)
-        acts = nn.ModuleList(settings.player.modules.values())
+        acts = nn.ModuleList(player.modules.values())
         self.adopter.answers.shadow = lambda: Shadow(
-            acts, settings.player.modules, roller.act_once_more, roller.before_acts
+            acts, player.modules, roller.act_once_more, roller.before_acts
         )
         self._writer.announce_ready()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -14,9 +12,9 @@ from rlsync.runs.actors.cluster.collector import ClusterCollector
 from rlsync.runs.actors.cluster.nodes import Placement
 from rlsync.runs.actors.cluster.session import Session
 from rlsync.runs.actors.player import Player
-from rlsync.runs.recipes.bounds import values_for
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.recipes.run import Run
-from rlsync.runs.recipes.run_files import CLUSTER, VERSIONS
+from rlsync.runs.recipes.run_files import CLUSTER
 
 _TELL_EVERY_S = 2.0
 
@@ -28,19 +26,32 @@ class Cluster:
         self._run = run
         self.workers = run.config.workers_per_node
 
-    def collector(
-        self, player: Player, *, when_full: Any = "block", **settings: Any
-    ) -> ClusterCollector:
+    def collector(self, player: Player, settings: CollectSettings) -> ClusterCollector:
         """Start workers that act with a player; see ``Here``. Those of a cluster drop nothing themselves."""
         config = self._run.config
-        with self._connected() as places:
+        cluster = config.cluster
+        placement = Placement(
+            beside_learner=cluster.placement == "all",
+            resources=cluster.resources,
+            min_nodes=cluster.min_nodes,
+            credits=cluster.credits,
+            node_timeout_s=cluster.node_timeout_s,
+            start_timeout_s=cluster.start_timeout_s,
+        )
+        session = Session(cluster.address)
+        try:
             return ClusterCollector(
                 player,
                 config.env.spec(),
+                settings,
+                workers_per_node=self.workers,
+                placement=placement,
+                session=session,
                 newest_only=config.collector.lag == 0,
-                **places,
-                **settings,
             )
+        except BaseException:
+            session.close()
+            raise
 
     def watch(self, trainer: Trainer) -> None:
         """Write what is known of the nodes into the run's folder: now, and then every few seconds."""
@@ -55,23 +66,3 @@ class Cluster:
 
         tell()
         trainer.register_op("post_steps_log", tell)
-
-    @contextmanager
-    def _connected(self) -> Iterator[dict[str, Any]]:
-        """Connect to the cluster, and say where workers act; inside, a collector is made of it."""
-        run = self._run
-        cluster = self._run.config.cluster
-        placement = Placement(cluster.placement == "all", **values_for(Placement, cluster))
-        devices = run.worker_devices  # before there is a session to close
-        session = Session(cluster.address)
-        try:
-            yield {
-                "workers_per_node": self.workers,
-                "placement": placement,
-                "session": session,
-                "policy_device": devices,
-                "versions_file": run.file(VERSIONS),
-            }
-        except BaseException:
-            session.close()
-            raise

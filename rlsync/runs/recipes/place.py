@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from torchrl.trainers import Trainer
@@ -17,6 +17,7 @@ from rlsync.runs.actors.player import Player
 from rlsync.runs.actors.players.prefill import PREFILL, PrefilledPlayer
 from rlsync.runs.actors.repeated import RepeatedUnrolls
 from rlsync.runs.actors.rollout_collector import RolloutCollector
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.recipes.networks import workers_player
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import VERSIONS
@@ -31,29 +32,39 @@ class Here:
         self._settings = run.config.collector
         self.workers = run.config.workers_per_node  #: on each machine
 
-    def collector(
-        self, player: Player, *, when_full: Any = "block", **settings: Any
-    ) -> RolloutCollector:
-        """Start workers that act with a player; ``settings`` are arguments of all collectors of rollouts."""
+    def collector(self, player: Player, settings: CollectSettings) -> RolloutCollector:
+        """Start workers that act with a player; see :func:`collect_settings`."""
         config = self._run.config
+        settings = replace(settings, start_method=start_method())
+        num_workers = self._settings.num_workers
+        start_timeout_s = self._settings.start_timeout_s
         lag = self._settings.lag
         life: Life | FixedLag | None = self._run.again
         if life is None and lag is not None and not config.in_process:
-            life = FixedLag(lag, self.workers, settings["rollouts_per_batch"])
-        make: Callable[..., UnrollCollector] = UnrollCollector
-        if life is not None:
-            make = partial(RepeatedUnrolls, life=life, lag=lag or 0)
-        with making(config.env) if config.in_process else self._starting(player):
-            return make(
+            life = FixedLag(lag, self.workers, settings.rollouts_per_batch)
+        if config.in_process:
+            starting = making(config.env)
+        else:
+            starting = self._starting(player)
+        with starting:
+            env = config.env.spec()
+            if life is None:
+                return UnrollCollector(
+                    player,
+                    env,
+                    settings,
+                    num_workers=num_workers,
+                    when_full=config.recipe.ring_policy(),  # type: ignore[arg-type]
+                    start_timeout_s=start_timeout_s,
+                )
+            return RepeatedUnrolls(
                 player,
-                config.env.spec(),
-                num_workers=self._settings.num_workers,
-                policy_device=self._run.worker_devices,
-                when_full=when_full,
-                start_method=start_method(),
-                start_timeout_s=self._settings.start_timeout_s,
-                versions_file=self._run.file(VERSIONS),
-                **settings,
+                env,
+                settings,
+                life=life,
+                lag=lag or 0,
+                num_workers=num_workers,
+                start_timeout_s=start_timeout_s,
             )
 
     @contextmanager
@@ -74,6 +85,22 @@ def start_method() -> str:
     return "forkserver"
 
 
+def collect_settings(run: Run[Any]) -> CollectSettings:
+    """What the config of a run says of its workers and batches, wherever they are; a recipe adds its own."""
+    config = run.config
+    batches = run.recipe.batches(config)
+    return CollectSettings(
+        steps=batches.steps,
+        envs_per_worker=config.env.num_envs,
+        rollouts_per_batch=batches.rollouts,
+        adopt=config.collector.adopt,  # type: ignore[arg-type]
+        policy_device=run.worker_devices,
+        seed=config.seed,
+        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
+        versions_file=run.file(VERSIONS),
+    )
+
+
 @contextmanager
 def started_collector(
     run: Run[Any], player: Player, *, random_frames: int = 0
@@ -88,21 +115,11 @@ def started_collector(
     down. Their actions are random in the first ``random_frames`` frames. ConfigError if an environment
     cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if workers did not start.
     """
-    config = run.config
-    batches = run.recipe.batches(config)
-    acting = workers_player(config.sync, player, run.device)
-    collector = run.place.collector(
-        PrefilledPlayer(acting) if random_frames else acting,
-        transitions=True,
-        random_frames=random_frames,
-        steps=batches.steps,
-        envs_per_worker=config.env.num_envs,
-        rollouts_per_batch=batches.rollouts,
-        slots=None,
-        adopt=config.collector.adopt,
-        seed=config.seed,
-        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
-    )
+    acting = workers_player(run.config.sync, player, run.device)
+    if random_frames:
+        acting = PrefilledPlayer(acting)
+    settings = replace(collect_settings(run), transitions=True, random_frames=random_frames)
+    collector = run.place.collector(acting, settings)
     try:
         yield collector
     except BaseException:

@@ -18,6 +18,7 @@ from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.specs import EnvSpec, RenderedEnvs, TorchRLEnvs, make_venv
 from rlsync.runs.actors.envs.vectors import EnvStep
 from rlsync.runs.actors.players.uniform import UniformPlayer
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts
 from rlsync.runs.evaluation.play import FilmedGymnasium
 from rlsync.runs.evaluation.try_out import overwritten, try_out
@@ -45,7 +46,10 @@ def transitions_of(spec: EnvSpec, num_envs: int, steps: int) -> TensorDictBase:
     with closing(make_venv(spec, 1)) as envs:
         player = UniformPlayer(DiscreteActions(2), envs.observation_shape, envs.observation_dtype)
     collector = UnrollCollector(
-        player, spec, steps=steps, envs_per_worker=num_envs, num_workers=0, transitions=True
+        player,
+        spec,
+        CollectSettings(steps=steps, envs_per_worker=num_envs, transitions=True),
+        num_workers=0,
     )
     try:
         return next(iter(collector)).clone()
@@ -179,7 +183,7 @@ def test_environments_that_workers_could_not_reset_are_refused_before_a_worker_s
 ) -> None:
     net = ImpalaNet((4,), Categorical(2))
     with pytest.raises(ConfigError, match=what) as refusal:
-        UnrollCollector(net, env, num_workers=1, steps=5, envs_per_worker=2)
+        UnrollCollector(net, env, CollectSettings(steps=5, envs_per_worker=2), num_workers=1)
     assert refusal.value.cure.startswith(cure)
     assert len(str(refusal.value).splitlines()) == 3
     assert not multiprocessing.active_children()
@@ -188,8 +192,9 @@ def test_environments_that_workers_could_not_reset_are_refused_before_a_worker_s
 @pytest.mark.processes
 def test_an_answer_that_is_refused_in_a_worker_ends_the_run_with_its_words() -> None:
     envs = GymnasiumEnvs(ID, {"form": "truncated None"})
-    net, restarts = ImpalaNet((3,), Categorical(2)), Restarts(0)
-    collector = UnrollCollector(net, envs, num_workers=1, steps=5, envs_per_worker=1, restarts=restarts)
+    net = ImpalaNet((3,), Categorical(2))
+    settings = CollectSettings(steps=5, envs_per_worker=1, restarts=Restarts(0))
+    collector = UnrollCollector(net, envs, settings, num_workers=1)
     try:
         with pytest.raises(WorkerLost, match=r"ConfigError: '.+' answers step\(\) with truncated = None"):
             next(iter(collector))

@@ -19,6 +19,7 @@ from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.actors.player import Acted, Player, State, materialised, without_memory
 from rlsync.runs.actors.players.prefill import PREFILL, PrefilledPlayer
 from rlsync.runs.actors.players.q import MAX_VALUE, TAKEN_VALUE, EpsilonGreedyPlayer, EpsilonLadder
+from rlsync.runs.actors.settings import CollectSettings
 
 CARTPOLE = GymnasiumEnvs("CartPole-v1")
 GREEDY = EpsilonLadder(0.0)
@@ -115,13 +116,15 @@ def collected(batches: int, random_frames: int, num_workers: int = 0) -> list[tu
     collector = UnrollCollector(
         PrefilledPlayer(greedy()),
         CARTPOLE,
-        steps=STEPS,
-        envs_per_worker=ENVS,
+        CollectSettings(
+            steps=STEPS,
+            envs_per_worker=ENVS,
+            start_method="fork",
+            seed=3,
+            transitions=True,
+            random_frames=random_frames,
+        ),
         num_workers=num_workers,
-        start_method="fork",
-        seed=3,
-        transitions=True,
-        random_frames=random_frames,
     )
     found = []
     try:
@@ -150,10 +153,10 @@ def test_a_stamp_says_whether_the_actions_of_a_worker_process_were_random() -> N
 
 @pytest.mark.parametrize("frames", [0, 10**6])
 def test_who_sets_the_random_frames_later_decides_from_the_next_publish_on(frames: int) -> None:
-    collector = UnrollCollector(
-        PrefilledPlayer(greedy()), CARTPOLE, steps=STEPS, envs_per_worker=ENVS, num_workers=0,
-        transitions=True, random_frames=10**6 - frames,
-    )  # fmt: skip
+    settings = CollectSettings(
+        steps=STEPS, envs_per_worker=ENVS, transitions=True, random_frames=10**6 - frames
+    )
+    collector = UnrollCollector(PrefilledPlayer(greedy()), CARTPOLE, settings, num_workers=0)
     try:
         collector.init_random_frames = frames
         assert collector.init_random_frames == frames
@@ -227,10 +230,10 @@ def test_what_compares_weights_gets_a_greedy_player_of_the_same_modules() -> Non
 
 @pytest.mark.processes
 def test_a_batch_tells_which_rollouts_it_is_made_of_in_its_order() -> None:
-    collector = UnrollCollector(
-        greedy(), CARTPOLE, steps=STEPS, envs_per_worker=ENVS, num_workers=2, rollouts_per_batch=3,
-        start_method="fork", transitions=True,
-    )  # fmt: skip
+    settings = CollectSettings(
+        steps=STEPS, envs_per_worker=ENVS, rollouts_per_batch=3, start_method="fork", transitions=True
+    )
+    collector = UnrollCollector(greedy(), CARTPOLE, settings, num_workers=2)
     numbers: dict[int, list[int]] = {0: [], 1: []}
     try:
         assert collector.last_rollouts == ()

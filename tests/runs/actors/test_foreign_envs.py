@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.recipes.env_settings import EnvConfig
 from rlsync.runs.recipes.impala import Categorical, ImpalaNet
 from rlsync.runs.recipes.spaces import DISCRETE
@@ -123,8 +124,7 @@ def test_an_environment_of_the_actor_learner_is_told_with_the_workers_number(
         UnrollCollector(
             ImpalaNet((4,), Categorical(2)),
             envs,
-            steps=5,
-            envs_per_worker=1,
+            CollectSettings(steps=5, envs_per_worker=1),
             start_timeout_s=8.0 if how == "hangs" else 240.0,
         )
     lines = str(refusal.value).splitlines()
@@ -138,11 +138,12 @@ PRINTS = """
 from rlsync.runs.recipes.impala import Categorical, ImpalaNet
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.settings import CollectSettings
 from tests.tools.parts.foreign_envs import ID
 
 envs = GymnasiumEnvs(ID, {"how": "prints"})
 net = ImpalaNet((4,), Categorical(2))
-UnrollCollector(net, envs, steps=5, envs_per_worker=1, start_method="fork").shutdown()
+UnrollCollector(net, envs, CollectSettings(steps=5, envs_per_worker=1, start_method="fork")).shutdown()
 """
 
 

@@ -24,6 +24,7 @@ from rlsync.runs.actors.player import Player
 from rlsync.runs.actors.players.prefill import PrefilledPlayer
 from rlsync.runs.actors.players.q import EpsilonGreedyPlayer
 from rlsync.runs.actors.repeated import RepeatedUnrolls
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.evaluation.evaluator import board_of
 from rlsync.runs.recipes.impala import Categorical, ImpalaNet
 from rlsync.runs.recipes.ppo import RECIPE
@@ -51,8 +52,8 @@ def prefilled() -> Player:
 
 @contextmanager
 def acting_here(player: Player, spec: EnvSpec = CARTPOLE, **options: Any) -> Iterator[UnrollCollector]:
-    settings: dict[str, Any] = {"steps": STEPS, "envs_per_worker": ENVS, "num_workers": 0, "seed": 3}
-    collector = UnrollCollector(player, spec, **settings | options)
+    settings: dict[str, Any] = {"steps": STEPS, "envs_per_worker": ENVS, "seed": 3}
+    collector = UnrollCollector(player, spec, CollectSettings(**settings | options), num_workers=0)
     try:
         yield collector
     finally:
@@ -62,21 +63,15 @@ def acting_here(player: Player, spec: EnvSpec = CARTPOLE, **options: Any) -> Ite
 @contextmanager
 def one_worker(player: Player, **options: Any) -> Iterator[UnrollCollector]:
     """A worker process that waits for each version."""
-    collector = RepeatedUnrolls(
-        player,
-        CARTPOLE,
-        life=FixedLag(0, 1, 1),
-        lag=0,
+    settings = CollectSettings(
         steps=STEPS,
         envs_per_worker=ENVS,
-        num_workers=1,
-        rollouts_per_batch=1,
-        slots=None,
         silent_timeout_s=100.0,
         seed=3,
         start_method="fork",
         **options,
     )
+    collector = RepeatedUnrolls(player, CARTPOLE, settings, life=FixedLag(0, 1, 1), lag=0, num_workers=1)
     try:
         yield collector
     finally:

@@ -29,6 +29,7 @@ from rlsync.runs.actors.frames import RolloutShape, batch_of
 from rlsync.runs.actors.player import Acted, Player, Record, Seat, State
 from rlsync.runs.actors.ring.reader import TakenRollout
 from rlsync.runs.actors.roller import Roller
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.transitions import Transitions
 from tests.runs.actors.test_envs import LADDER
 from tests.tools.running import in_three_lines
@@ -104,8 +105,8 @@ def transitions_of(player: Player, spec: EnvSpec, count: int = 1, **shape: int) 
 @contextmanager
 def collecting(player: Player, spec: EnvSpec, **options: Any) -> Iterator[UnrollCollector]:
     """A collector of transitions that are made in this process."""
-    settings: dict[str, Any] = {"steps": STEPS, "envs_per_worker": ENVS, "num_workers": 0, "seed": 3}
-    collector = UnrollCollector(player, spec, transitions=True, **settings | options)
+    settings: dict[str, Any] = {"steps": STEPS, "envs_per_worker": ENVS, "seed": 3, "transitions": True}
+    collector = UnrollCollector(player, spec, CollectSettings(**settings | options), num_workers=0)
     try:
         yield collector
     finally:
@@ -267,7 +268,7 @@ def test_a_replay_buffer_keeps_transitions_after_their_slot_was_reused() -> None
 def test_a_record_of_an_unroll_is_refused_where_transitions_are_asked_for() -> None:
     player = Counting((Record("state", (2,), torch.float32, per="unroll"),))
     with pytest.raises(ConfigError) as refused:
-        UnrollCollector(player, ladder(), steps=3, envs_per_worker=1, transitions=True)
+        UnrollCollector(player, ladder(), CollectSettings(steps=3, envs_per_worker=1, transitions=True))
     in_three_lines(refused.value)
     assert refused.value.what.startswith("the player records 'state' once for each unroll")
 

@@ -37,9 +37,11 @@ from rlsync.core.errors import (
 from rlsync.record.schedule import FixedLag
 from rlsync.runs.actors.player import Playable, Player
 from rlsync.runs.actors.repeated import RepeatedUnrolls
+from rlsync.runs.actors.ring.format import WhenFull
 from rlsync.runs.recipes.impala import (
     AtariEnvs,
     Categorical,
+    CollectSettings,
     DiagonalGaussian,
     EnvSpec,
     GymnasiumEnvs,
@@ -76,10 +78,18 @@ def cartpole_net(**options: Any) -> ImpalaNet:
 
 
 @contextmanager
-def collecting(network: Player | Playable, env: EnvSpec, **options: Any) -> Iterator[UnrollCollector]:
+def collecting(
+    network: Player | Playable,
+    env: EnvSpec,
+    *,
+    num_workers: int = 2,
+    when_full: WhenFull = "block",
+    **options: Any,
+) -> Iterator[UnrollCollector]:
     """A collector of small rollouts whose workers are forked, shut down with the block."""
-    settings = {"steps": 6, "envs_per_worker": 4, "start_method": "fork", "seed": 3, "restarts": QUICK}
-    collector = UnrollCollector(network, env, **{**settings, **options})
+    small = {"steps": 6, "envs_per_worker": 4, "start_method": "fork", "seed": 3, "restarts": QUICK}
+    settings = CollectSettings(**small | options)
+    collector = UnrollCollector(network, env, settings, num_workers=num_workers, when_full=when_full)
     try:
         yield collector
     finally:
@@ -785,9 +795,9 @@ LEARNER = """
 import sys, time
 from tests.runs.actors.test_unroll_collector import *
 if __name__ == "__main__":
-    how = {"steps": 6, "envs_per_worker": 2, "start_method": sys.argv[1]}
+    settings = CollectSettings(steps=6, envs_per_worker=2, start_method=sys.argv[1])
     env = HANGS if sys.argv[2] == "hangs" else GymnasiumEnvs(LADDER)
-    collector = UnrollCollector(ladder_net(), env, **how)
+    collector = UnrollCollector(ladder_net(), env, settings)
     for number, batch in enumerate(collector):
         if number == 5 or sys.argv[2] == "waits":
             print(*(p.pid for p in collector.procs), flush=True)
@@ -842,7 +852,8 @@ def test_a_collector_leaves_nothing_behind(no_leaks: LeakCheck) -> None:
 @pytest.mark.processes
 def test_a_collector_that_is_dropped_ends_its_workers() -> None:
     before = child_pids()
-    collector = UnrollCollector(cartpole_net(), CARTPOLE, steps=3, envs_per_worker=1, start_method="fork")
+    settings = CollectSettings(steps=3, envs_per_worker=1, start_method="fork")
+    collector = UnrollCollector(cartpole_net(), CARTPOLE, settings)
     batches_of(collector, 1)
     assert len(child_pids() - before) == 2
     del collector
@@ -882,19 +893,9 @@ def test_numbers_that_make_no_collector_are_refused(options: dict[str, Any]) -> 
 @pytest.mark.processes
 def test_the_time_in_which_workers_with_a_lag_wait_for_their_versions_is_counted() -> None:
     """They have a free slot meanwhile, so it is not the ring that they wait for."""
-    collector = RepeatedUnrolls(
-        cartpole_net(),
-        CARTPOLE,
-        life=FixedLag(lag=0, workers=1, per_batch=1),
-        lag=0,
-        steps=3,
-        envs_per_worker=1,
-        num_workers=1,
-        rollouts_per_batch=1,
-        slots=None,
-        start_method="fork",
-        silent_timeout_s=WAIT_S,
-    )
+    settings = CollectSettings(steps=3, envs_per_worker=1, start_method="fork", silent_timeout_s=WAIT_S)
+    life = FixedLag(lag=0, workers=1, per_batch=1)
+    collector = RepeatedUnrolls(cartpole_net(), CARTPOLE, settings, life=life, lag=0, num_workers=1)
     try:
         batches_of(collector, 1)
         so_far_s = collector.counters().worker_wait_s

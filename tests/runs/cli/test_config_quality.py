@@ -21,7 +21,7 @@ from rlsync.runs.config.refusals import keys_of, nearest
 from rlsync.runs.config.shipped import config_dir
 from rlsync.runs.config.torchrl_configs import BoardSchemeConfig, SyncWeightsConfig
 from rlsync.runs.life.job import Job, examined_jobs
-from rlsync.runs.recipes.impala import UnrollCollector
+from rlsync.runs.recipes.impala import CollectSettings
 from rlsync.runs.recipes.settings import CollectorConfig, Config, SyncConfig
 from tests.tools.parts.configs import configs_of
 from tests.tools.programs import run_program
@@ -104,7 +104,7 @@ def test_there_is_a_type_for_every_file_that_does_not_build_on_another() -> None
     ("of", "argument", "setting"),
     [
         (WatchWorkers, "silent_timeout_s", CollectorConfig.silent_timeout_s),
-        (UnrollCollector, "silent_timeout_s", CollectorConfig.silent_timeout_s),
+        (CollectSettings, "silent_timeout_s", CollectorConfig.silent_timeout_s),
         (BoardScheme, "adopt", CollectorConfig.adopt),
         (BoardScheme, "start_timeout_s", BoardSchemeConfig.start_timeout_s),
         (SyncWeights, "history", SyncConfig.history),

@@ -27,7 +27,7 @@ from rlsync.runs.evaluation.play import Episode, play
 from rlsync.runs.life.kept import config_of
 from rlsync.runs.recipes.checks import check
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
-from rlsync.runs.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
+from rlsync.runs.recipes.impala import AtariEnvs, CollectSettings, UnrollCollector, check_batch, make_venv
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig, PaceConfig
 from rlsync.runs.recipes.run_files import RESOLVED
@@ -163,9 +163,8 @@ def test_an_evaluated_return_sums_over_the_lives_of_a_game() -> None:
 @pytest.mark.seconds
 def test_a_return_that_training_reports_sums_over_the_lives_of_a_game() -> None:
     player = uniform()
-    collector = UnrollCollector(
-        player, LIVES, steps=50, envs_per_worker=2, num_workers=1, start_method="fork", seed=4
-    )
+    settings = CollectSettings(steps=50, envs_per_worker=2, start_method="fork", seed=4)
+    collector = UnrollCollector(player, LIVES, settings, num_workers=1)
     returns, kept, ends = EpisodeReturns(), torch.zeros(2), 0
     told: list[float] = []
     summed: list[float] = []

@@ -12,7 +12,7 @@ from rlsync.runs.actors.devices import CPU, device_named, device_of_each
 from rlsync.runs.recipes import ppo
 from rlsync.runs.recipes.checks import check, errors
 from rlsync.runs.recipes.dqn import DQNConfig
-from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
+from rlsync.runs.recipes.impala import Categorical, CollectSettings, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.sac import SACConfig
@@ -142,8 +142,9 @@ def test_the_actor_learner_refuses_a_device_before_a_worker_starts(
 ) -> None:
     before = child_pids()
     net = ImpalaNet((4,), Categorical(2))
+    env = GymnasiumEnvs("CartPole-v1")
     with pytest.raises(ConfigError) as refused:
-        UnrollCollector(net, GymnasiumEnvs("CartPole-v1"), steps=5, envs_per_worker=2, **options)
+        UnrollCollector(net, env, CollectSettings(steps=5, envs_per_worker=2, **options))
     assert refused.value.what.startswith(what)
     assert child_pids() == before
 

@@ -19,6 +19,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.player import Acted, Record
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
 from rlsync.runs.evaluation.checkpoint import load as load_player
@@ -185,9 +186,8 @@ def compare_states(
             return acted._replace(records=acted.records | {key: acted.state[key] for key in self.widths})
 
     player = Showing()
-    collector = UnrollCollector(
-        player, env.spec(), steps=12, envs_per_worker=1, num_workers=0, transitions=True, seed=3
-    )
+    settings = CollectSettings(steps=12, envs_per_worker=1, transitions=True, seed=3)
+    collector = UnrollCollector(player, env.spec(), settings, num_workers=0)
     buffer = RowBuffer(storage=LazyTensorStorage(50), sampler=Sequences(8), batch_size=8)
     memory = SequenceMemory(buffer, buffer.sampler, player.widths, lambda: collector.last_rollouts)
     try:

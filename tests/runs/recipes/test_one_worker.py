@@ -7,7 +7,6 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torchrl.trainers import Trainer
 from rlsync.record.schedule import Life, compared
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.players.uniform import UniformPlayer
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.recipes import ppo
 from rlsync.runs.recipes.env_settings import EnvConfig
 from rlsync.runs.recipes.ppo import PPOConfig
@@ -176,8 +176,8 @@ def test_what_acts_in_the_learners_process_draws_numbers_of_its_own() -> None:
     def rewards(draws: int, workers: int) -> list[float]:
         env = EnvConfig(f"{undecided.MODULE}:Global-v0").spec()
         player = UniformPlayer(DISCRETE.probe(EnvConfig("CartPole-v1")).player_actions(), (4,))
-        make = partial(UnrollCollector, start_method="fork", transitions=True, seed=3)
-        collector, found = make(player, env, steps=30, envs_per_worker=1, num_workers=workers), []
+        settings = CollectSettings(steps=30, envs_per_worker=1, start_method="fork", transitions=True, seed=3)
+        collector, found = UnrollCollector(player, env, settings, num_workers=workers), []
         try:
             for _, batch in zip(range(4), collector, strict=False):
                 found += batch["next", "reward"].flatten().tolist()
@@ -206,8 +206,9 @@ def test_advantages_of_one_pass_are_those_of_torchrls_two(num_envs: int) -> None
     critic = loss.critic_network
     gae = GAE(gamma=0.97, lmbda=0.8, value_network=critic, average_gae=False, shifted=False)
     ours = ppo.Advantages(critic, 0.97, 0.8)
-    settings = {"steps": steps, "envs_per_worker": num_envs, "num_workers": 0, "seed": 0, "transitions": True}
-    collector = UnrollCollector(ppo.player_of(loss.actor_network, spaces), env.spec(), **settings)
+    settings = CollectSettings(steps=steps, envs_per_worker=num_envs, seed=0, transitions=True)
+    player = ppo.player_of(loss.actor_network, spaces)
+    collector = UnrollCollector(player, env.spec(), settings, num_workers=0)
     ends: Counter[str] = Counter()
     try:
         for _, batch in zip(range(300), collector, strict=False):

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.players.uniform import UniformPlayer
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.recipes.env_settings import EnvConfig, RenderedConfig
 from rlsync.runs.recipes.spaces import ANY
 
@@ -19,8 +20,8 @@ def rollout(config: EnvConfig) -> TensorDict:
     """Frames ``[num_envs, STEPS]`` of random actions, over the ends of episodes."""
     spaces = ANY.probe(config)
     player = UniformPlayer(spaces.player_actions(), spaces.observation_shape, spaces.observation_dtype)
-    settings = {"steps": STEPS, "envs_per_worker": config.num_envs, "num_workers": 0, "seed": SEED}
-    collector = UnrollCollector(player, config.spec(), transitions=True, **settings)
+    settings = CollectSettings(steps=STEPS, envs_per_worker=config.num_envs, seed=SEED, transitions=True)
+    collector = UnrollCollector(player, config.spec(), settings, num_workers=0)
     try:
         return next(iter(collector)).clone()
     finally:

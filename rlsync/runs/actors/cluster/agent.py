@@ -11,7 +11,6 @@ import torch
 from rlsync import AdoptionTimeout, PublishError, RlsyncError
 from rlsync.core.ledger import NOTHING
 from rlsync.runs.actors.cluster.job import Flat, NodeJob, Orders, Turns, pack
-from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.supervision import Supervisor
 from rlsync.runs.actors.worker import WorkerJob, start_workers
@@ -43,10 +42,9 @@ class NodeAgent:
     def __init__(self, job: NodeJob) -> None:
         torch.set_num_threads(1)
         self._job = job
-        settings = job.settings
-        self._layout = settings.shape.layout(settings.player)
+        self._layout = job.crew.layout()
         self._board = BoardWriter()
-        self._ring = RolloutRing(self._layout, settings.slots, len(job.numbers))
+        self._ring = RolloutRing(self._layout, job.crew.slots, len(job.numbers))
         self._receiver = NodeReceiver(job.mailbox, job.node, self._board, numbers=job.numbers)
         self._workers: Supervisor | None = None
         self._turns = Turns()
@@ -65,13 +63,17 @@ class NodeAgent:
         deadline = time.monotonic() + timeout_s
         job = self._job
         # A player without weights publishes no version.
-        if job.settings.player.modules and not has_version(self._receiver, timeout_s):
+        if job.crew.player.modules and not has_version(self._receiver, timeout_s):
             problem = f"no version of the weights came to this node within {timeout_s:g} s"
             cure = "look whether the node reaches the learner's node on all of Ray's ports"
             raise AdoptionTimeout(problem, f"node {job.node}", cure) from self._receiver.failure
         logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
         workers = WorkerJob(
-            job.settings, self._ring.handle, self._board.handle, job.seed, tuple(logs.each)
+            crew=job.crew,
+            ring=self._ring.handle,
+            board=self._board.handle,
+            seed=job.seed,
+            logs=tuple(logs.each),
         )
         self._workers = start_workers(workers, self._ring)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
@@ -84,7 +86,10 @@ class NodeAgent:
                 return
             if orders.seeds > self._orders.seeds:
                 self._ring.seed(orders.seed)
-            (self._ring.run if orders.running else self._ring.pause)()
+            if orders.running:
+                self._ring.run()
+            else:
+                self._ring.pause()
             self._orders = orders
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
@@ -97,10 +102,6 @@ class NodeAgent:
             except RlsyncError:
                 self._failed = True
                 raise
-
-    def counters(self) -> RingCounters:
-        """What its ring counts now; rollouts bring along what it counted when they left."""
-        return self._ring.counters()
 
     def _packed(self, timeout_s: float) -> Flat | None:
         assert self._workers is not None, "the learner takes after start() has returned"

@@ -5,34 +5,27 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tensordict import TensorDict
 
 from rlsync import AdoptionTimeout
+from rlsync.core.path import check_count
 from rlsync.runs.actors.cluster.agent import NodeAgent, has_version
 from rlsync.runs.actors.cluster.arrivals import Arrivals, Origin
 from rlsync.runs.actors.cluster.job import NodeJob
 from rlsync.runs.actors.cluster.node import Machine, Node
 from rlsync.runs.actors.cluster.nodes import NodeCounts, Nodes, Placement
 from rlsync.runs.actors.cluster.session import ClusterStatus, NodeStatus, Session
-from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.actors.envs.specs import EnvSpec
-from rlsync.runs.actors.frames import RolloutShape
-from rlsync.runs.actors.intake import Intake
 from rlsync.runs.actors.player import Playable, Player, player_of
 from rlsync.runs.actors.ring.format import RingCounters
-from rlsync.runs.actors.rollout_collector import RolloutCollector, check_settings
-from rlsync.runs.actors.supervision import Restarts
-from rlsync.runs.actors.worker import CollectSettings
-from rlsync.sync.adopter import Adopt
+from rlsync.runs.actors.rollout_collector import RolloutCollector, crew_of
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
@@ -64,87 +57,49 @@ class ClusterCollector(RolloutCollector):
         self,
         network: Player | Playable,
         env: EnvSpec,
+        settings: CollectSettings,
         *,
-        steps: int,
-        envs_per_worker: int,
         workers_per_node: int = 2,
         placement: Placement | None = None,
         session: Session | None = None,
-        overlap: bool = False,
-        rollouts_per_batch: int = 1,
-        slots: int | None = None,
-        total_frames: int = -1,
-        dtype: torch.dtype | None = None,
-        adopt: Adopt = "alias",
-        policy_device: str | torch.device | Sequence[str | torch.device] = "cpu",
-        storing_device: str | torch.device = "cpu",
-        seed: int | None = None,
-        restarts: Restarts | None = None,
-        transitions: bool = False,
-        random_frames: int = 0,
         newest_only: bool = False,
-        start_method: str = "forkserver",
-        silent_timeout_s: float = 300.0,
-        versions_file: str | Path | None = None,
     ) -> None:
-        where = "ClusterCollector"
-        settings = CollectSettings(
-            player=player_of(network),
-            env=env,
-            shape=RolloutShape(steps, envs_per_worker),
-            slots=workers_per_node + 2 if slots is None else slots,
-            adopt=adopt,
-            overlap=overlap,
-            devices=device_of_each(policy_device, workers_per_node, f"{where}(policy_device=...)"),
-            restarts=restarts or Restarts(),
-            start_method=start_method,
-            silent_timeout_s=silent_timeout_s,
-        )
-        counts = {
-            "workers_per_node": workers_per_node,
-            "rollouts_per_batch": rollouts_per_batch,
-            "slots": settings.slots,
-        }
-        check_settings(settings, counts, where)
-        stored_on = device_named(storing_device, f"{where}(storing_device=...)")
+        slots = settings.slots
+        if slots is None:
+            slots = workers_per_node + 2
+        for name, count in {"workers_per_node": workers_per_node, "slots": slots}.items():
+            check_count(name, count, 1, f"ClusterCollector({name}={count!r})", "")
+        crew = crew_of(player_of(network), env, settings, workers=workers_per_node, slots=slots)
         self._session = session
         self._newest_only = newest_only
         self._began = False
         self._here: BoardHere | None = None
         self._transport = RayTransport()
-        super().__init__(  # num_workers grows with each node
-            settings,
-            self._transport,
-            dtype=dtype,
-            rollouts_per_batch=rollouts_per_batch,
-            total_frames=total_frames,
-            transitions=transitions,
-            random_frames=random_frames,
-            versions_file=versions_file,
-        )
+        super().__init__(crew, self._transport)  # num_workers grows with each node
         self.publisher.leaves_at = lambda name: Leaves(
             self.worker_player.modules[name], name
         ).specs()
         self.workers_per_node = workers_per_node
         self._placement = placement or Placement()
         self._starts: Counter[int] = Counter()  # by seat
-        self._envs_per_node = workers_per_node * envs_per_worker
+        self._envs_per_node = workers_per_node * settings.envs_per_worker
         self._template = NodeJob(
             mailbox=self._transport.mailbox,
             node="",
             numbers=(),
-            settings=self.worker_settings,
+            crew=self.crew,
             seed=0,
             seeds=0,
         )
-        layout = settings.shape.layout(settings.player)
-        if seed is None:
-            seed = int(torch.randint(2**30, (), device="cpu"))
         self._nodes = Nodes(self._start_agent, self._placement, self._joined)
-        self._arrivals = Arrivals(self._nodes, layout, workers_per_node, self._envs_per_node, seed)
-        self._intake = Intake(
-            self._arrivals, self._nodes, rollouts_per_batch, self.form, silent_timeout_s, stored_on
+        self._arrivals = Arrivals(
+            self._nodes,
+            crew.layout(),
+            workers_per_node=workers_per_node,
+            envs_per_node=self._envs_per_node,
+            seed=self._first_seed(),
         )
+        self._take_from(self._arrivals, self._nodes)
         try:
             self._nodes.await_start()
         except BaseException:

@@ -17,7 +17,7 @@ from rlsync import PublishError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.runs.actors.ring.reader import TakenRollout
-from rlsync.runs.actors.worker import CollectSettings
+from rlsync.runs.actors.worker import Crew
 from rlsync.tensors.layout import Layout
 
 
@@ -37,7 +37,7 @@ class NodeJob:
     mailbox: Any  # where it hears of versions; see NodeReceiver
     node: str  # the name of the node
     numbers: tuple[int, ...]  # the learner's number of each worker of this node
-    settings: CollectSettings
+    crew: Crew
     seed: int  # of the first environment of the first worker of this node
     seeds: int  # how often the learner had given a seed by then
 

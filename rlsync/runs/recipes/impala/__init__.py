@@ -8,6 +8,7 @@ from rlsync.runs.actors.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, Tor
 from rlsync.runs.actors.frames import check_batch, concatenate
 from rlsync.runs.actors.replay.mixing import MixCounts, ReplayMix
 from rlsync.runs.actors.replay.unrolls import Drawn, UnrollReplay
+from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts
 from rlsync.runs.recipes.impala.heads import Categorical, DiagonalGaussian, PolicyHead, head_for
 from rlsync.runs.recipes.impala.loss import ImpalaLoss
@@ -30,6 +31,7 @@ __all__ = [
     "VTraceSettings",
     "LossSettings",
     "UnrollCollector",
+    "CollectSettings",
     "UnrollReplay",
     "Drawn",
     "ReplayMix",

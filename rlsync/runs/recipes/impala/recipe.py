@@ -6,7 +6,7 @@ Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
@@ -29,6 +29,7 @@ from rlsync.runs.recipes.impala.heads import PolicyHead, head_for
 from rlsync.runs.recipes.impala.loss import ImpalaLoss
 from rlsync.runs.recipes.impala.network import ImpalaNet
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
+from rlsync.runs.recipes.place import collect_settings
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig
 from rlsync.transport.shared_file import SharedFile
@@ -106,23 +107,16 @@ def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
 
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
     recipe = run.recipe
-    config = run.config
-    batches = recipe.batches(config)
-    return run.place.collector(
-        network.player(store_params=recipe.loss_settings().trust_region is not None),
-        when_full=recipe.when_full,
-        steps=batches.steps,
-        envs_per_worker=config.env.num_envs,
+    player = network.player(store_params=recipe.loss_settings().trust_region is not None)
+    settings = replace(
+        collect_settings(run),
         overlap=recipe.overlap,
-        rollouts_per_batch=batches.rollouts,
         slots=recipe.slots,
-        dtype=parts.workers_dtype(config.sync),
-        adopt=config.collector.adopt,
+        dtype=parts.workers_dtype(run.config.sync),
         storing_device=run.device,
-        seed=config.seed,
         restarts=Restarts(recipe.max_restarts),
-        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
     )
+    return run.place.collector(player, settings)
 
 
 def register_hooks(
