@@ -26,10 +26,9 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
         ) from error
     number = device.index or 0
     if number >= count:
-        held = f"{count or 'no'} {device.type.upper()} device{'s' * (count > 1)}"
-        raise ConfigError(
-            f"no device {str(device)!r}: this machine has {held}", where, _cure(device, count)
-        )
+        devices = f"{count or 'no'} {device.type.upper()} device{'s' * (count > 1)}"
+        problem = f"no device {str(device)!r}: this machine has {devices}"
+        raise ConfigError(problem, where, _cure(device, count))
     if device.type == "cpu":
         return CPU
     return torch.device(device.type, number)
@@ -60,4 +59,5 @@ def _cure(device: torch.device, count: int) -> str:
         return f"give cpu; {device.type} needs such a device, and a torch that was built for it"
     if device.type == "cpu":
         return "give cpu"
-    return f"give cpu, or one of {', '.join(f'{device.type}:{number}' for number in range(count))}"
+    names = [f"{device.type}:{number}" for number in range(count)]
+    return f"give cpu, or one of {', '.join(names)}"

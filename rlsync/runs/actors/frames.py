@@ -99,18 +99,17 @@ class RolloutShape:
     def layout(self, player: Player) -> Layout:
         """The arrays of one slot. Final observations lie last: pages that are not written cost no memory."""
         arrays = self.arrays(player)
-        return Layout.build(
-            {"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]}
-        )
+        leaves = [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]
+        return Layout.build({"rollout": leaves})
 
     def arrays(self, player: Player) -> _Arrays:
         steps = (self.steps, self.num_envs)
         envs = (self.num_envs,)
-        seen = (self.steps + 1, self.num_envs)
+        observed = (self.steps + 1, self.num_envs)
         observation = player.observation_shape
         arrays: _Arrays = {
-            OBSERVATION: ((*seen, *observation), player.observation_dtype),
-            IS_INIT: (seen, torch.bool),
+            OBSERVATION: ((*observed, *observation), player.observation_dtype),
+            IS_INIT: (observed, torch.bool),
             ACTION: ((*steps, *player.actions.shape), player.actions.dtype),
             REWARD: (steps, torch.float32),
             TERMINATED: (steps, torch.bool),
@@ -130,8 +129,10 @@ class RolloutShape:
                 problem = f"two arrays of a batch are called {record.name!r}"
                 cure = "rename the record; rlsync.runs.actors.frames lists the names that are taken"
                 raise ConfigError(problem, f"{type(player).__name__}.records", cure)
-            lead = steps if record.per == "step" else envs
-            arrays[record.name] = (*lead, *record.shape), record.dtype
+            if record.per == "step":
+                arrays[record.name] = (*steps, *record.shape), record.dtype
+            else:
+                arrays[record.name] = (*envs, *record.shape), record.dtype
         return arrays | last
 
 
@@ -177,10 +178,14 @@ def batch_of(
     batch: dict[str, Tensor] = {}
     beside: dict[str, Tensor] = {}
     for name in rollouts[0]:
-        if name not in (*FINAL, FINAL_COUNT):
-            part, where = (beside, CPU) if name in aside else (batch, device)
-            along = 0 if name in per_unroll else 1
-            part[name] = joined([rollout[name] for rollout in rollouts], where, along)
+        if name in (*FINAL, FINAL_COUNT):
+            continue
+        parts = [rollout[name] for rollout in rollouts]
+        along = int(name not in per_unroll)
+        if name in aside:
+            beside[name] = joined(parts, CPU, along)
+        else:
+            batch[name] = joined(parts, device, along)
     batch |= last_observations(rollouts, device)
     beside[MASK] = torch.ones(batch[REWARD].shape, dtype=torch.bool, device="cpu")
     return TensorDict({**batch, COLLECTOR: TensorDict(beside)})
@@ -199,14 +204,13 @@ def last_observations(
 ) -> dict[str, Tensor]:
     """The last observations of truncated episodes, and where they belong; empty if there are none."""
     counts = [int(rollout[FINAL_COUNT]) for rollout in rollouts]
-    if not sum(counts):
+    if not any(counts):
         return {}
-    pairs = list(zip(rollouts, counts, strict=True))
-    observations = [rollout[FINAL_OBSERVATION][:count] for rollout, count in pairs]
-    used = [
-        {REWARD: rollout[REWARD], FINAL_INDEX: rollout[FINAL_INDEX][:count]}
-        for rollout, count in pairs
-    ]
+    observations = []
+    used = []
+    for rollout, count in zip(rollouts, counts, strict=True):
+        observations.append(rollout[FINAL_OBSERVATION][:count])
+        used.append({REWARD: rollout[REWARD], FINAL_INDEX: rollout[FINAL_INDEX][:count]})
     indices = list(_shifted_indices(used))
     return {FINAL_OBSERVATION: joined(observations, device), FINAL_INDEX: joined(indices, device)}
 
@@ -251,7 +255,9 @@ def check_batch(
         if tensor is None:
             continue
         if tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype):
-            wants = f"{list(shape)}" + (f" of {dtype}" if dtype is not None else "")
+            wants = f"{list(shape)}"
+            if dtype is not None:
+                wants += f" of {dtype}"
             has = f"{list(tensor.shape)} of {tensor.dtype}"
             raise bad_batch(f"{key!r} is {has}, not {wants}", batch, "lay it out as listed")
     _check_ends(batch)
@@ -290,22 +296,20 @@ def concatenate(batches: Sequence[TensorDictBase], records: Sequence[Record] = (
     """
     from tensordict import TensorDict
 
-    keys = sorted({str(key) for batch in batches for key in batch.keys()})  # noqa: SIM118 - not a dict
+    keys: set[str] = set()
     out = {}
     known = known_keys(records)
     timed = timed_keys(records)
     for batch in batches:
         check_known(batch, known)
-    for key in keys:
-        if key in FINAL:
-            continue
+        keys.update(map(str, batch.keys()))
+    for key in sorted(keys.difference(FINAL)):
         parts = [batch.get(key, None) for batch in batches]
-        lacking = [number for number, part in enumerate(parts) if part is None]
-        if lacking:
-            raise bad_batch(
-                f"batch {lacking[0]} has no {key!r}, others have", batches[lacking[0]], "add it"
-            )
-        out[key] = torch.cat(parts, 1 if key in timed else 0)
+        for number, part in enumerate(parts):
+            if part is None:
+                problem = f"batch {number} has no {key!r}, others have"
+                raise bad_batch(problem, batches[number], "add it")
+        out[key] = torch.cat(parts, int(key in timed))
     finals = [batch.get(FINAL_OBSERVATION) for batch in batches if FINAL_INDEX in batch]
     if finals:
         out[FINAL_OBSERVATION] = torch.cat(finals)
@@ -331,13 +335,20 @@ def _expected(
     if len(steps) != 2 or 0 in steps:
         problem = f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]"
         raise bad_batch(problem, batch, "lay it out as listed")
-    finals = batch.get(FINAL_INDEX).shape[:1] if FINAL_INDEX in batch else (0,)
+    finals = (0,)
+    if FINAL_INDEX in batch:
+        finals = batch.get(FINAL_INDEX).shape[:1]
     checked = {*REQUIRED, *recorded_keys(player), *FINAL}
     for name, (shape, dtype) in RolloutShape(*steps).arrays(player).items():
-        if name in checked:
-            seen = name in (OBSERVATION, FINAL_OBSERVATION)
-            loose = seen or (dtype.is_floating_point and name != ACTION)
-            yield name, (*finals, *shape[1:]) if name in FINAL else shape, None if loose else dtype
+        if name not in checked:
+            continue
+        if name in FINAL:
+            shape = (*finals, *shape[1:])
+        any_dtype = dtype.is_floating_point and name != ACTION
+        if any_dtype or name in (OBSERVATION, FINAL_OBSERVATION):
+            yield name, shape, None
+        else:
+            yield name, shape, dtype
     yield REPLAYED, steps[1:], torch.bool
 
 
@@ -369,10 +380,11 @@ def _check_ends(batch: TensorDictBase) -> None:
 def check_known(batch: TensorDictBase, known: Sequence[str]) -> None:
     for key in sorted(map(str, batch.keys())):
         if key not in known:
+            cure = "drop it"
             near = nearest_name(key, known)
-            raise bad_batch(
-                f"no batch has {key!r}", batch, f"did you mean {near!r}?" if near else "drop it"
-            )
+            if near:
+                cure = f"did you mean {near!r}?"
+            raise bad_batch(f"no batch has {key!r}", batch, cure)
 
 
 def bad_batch(what: str, batch: TensorDictBase, cure: str) -> ConfigError:

@@ -105,10 +105,10 @@ class Intake:
             if self._tell is not None:
                 self._tell(rollout, False)
             if is_queued(self.device):
-                made = [v for name, v in rollout.views.items() if name not in keys.FINAL]
-                pin(shared_memory(made), self.device)
+                arrays = [v for name, v in rollout.views.items() if name not in keys.FINAL]
+                pin(shared_memory(arrays), self.device)
             self._held.append(rollout)
-        self.last = tuple(RolloutId(taken.writer, taken.life, taken.number) for taken in self._held)
+        self.last = tuple(RolloutId(each.writer, each.life, each.number) for each in self._held)
         batch = self.form.batch(self._held, self.device)
         if is_queued(self.device):
             self._copied = Moment.now([self.device])

@@ -189,11 +189,11 @@ def player_of(acting: Player | Playable) -> Player:
 
 def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
     """A copy of a player, with its own memory, its floating weights in this dtype; ``None`` keeps theirs."""
-    made = copied(player, "the player", player.modules, type(player).__name__)
+    clone = copied(player, "the player", player.modules, type(player).__name__)
     if dtype is not None:
-        for module in made.modules.values():
+        for module in clone.modules.values():
             module.to(dtype=dtype)
-    return made
+    return clone
 
 
 def without_memory(player: Player) -> Player:

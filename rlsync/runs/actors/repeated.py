@@ -49,18 +49,18 @@ class InOrder:
                 "the recorded rollouts are used up", "rerun", "it ends where the record ends"
             )
         while not self._early[self._next.worker]:
-            taken = self._ring.take(timeout_s)
-            if taken is None:
+            rollout = self._ring.take(timeout_s)
+            if rollout is None:
                 return None
-            self._early[taken.writer].append(taken)
-        taken = self._early[self._next.worker].popleft()
+            self._early[rollout.writer].append(rollout)
+        rollout = self._early[self._next.worker].popleft()
         dropped = self._next.dropped
         self._next = next(self._order, None)
         if not dropped:
-            return taken
+            return rollout
         if self.dropped is not None:
-            self.dropped(taken)
-        self.give_back(taken)
+            self.dropped(rollout)
+        self.give_back(rollout)
         return self.take(timeout_s)
 
 
@@ -125,14 +125,16 @@ class RepeatedUnrolls(UnrollCollector):
 
         def start(worker: int, again: int) -> BaseProcess:
             rollout = self._planned.next(worker)
-            life = None if rollout is None else rollout.life
+            life = None
+            if rollout is not None:
+                life = rollout.life
             if isinstance(self._life, FixedLag):
                 life = again
                 if again:
                     number = self.ring.writer(worker).written
                     self._planned.go_back(worker, number)
-                    told = "from rollout %d of worker %d on, this run is not the same as others of its seed"
-                    logging.getLogger(__name__).warning(told, number, worker)
+                    warning = "from rollout %d of worker %d on, this run is not the same as others of its seed"
+                    logging.getLogger(__name__).warning(warning, number, worker)
             elif again and life in (None, lives[worker]):
                 problem = f"worker {worker} ended before its recorded life did"
                 raise WorkerLost(

@@ -59,7 +59,9 @@ class Group:
         self.envs = envs
         self.columns = range(first, first + envs.num_envs)
         self._seat = seat
-        self._act = seat.act if seat.device.type != "cpu" else self._act_here
+        self._act = self._act_here
+        if seat.device.type != "cpu":
+            self._act = seat.act
         self._checked = False
         count = envs.num_envs
         shape = count, *envs.observation_shape
@@ -76,11 +78,13 @@ class Group:
     def cut(self, slot: Views) -> Rows:
         """The group's columns of a slot, once for all rollouts that go there."""
         part = slice(self.columns.start, self.columns.stop)
-        records = self._seat.player.records
-        once = {
-            record.name: slot[record.name][part] for record in records if record.per == "unroll"
-        }
-        by_step = [record.name for record in records if record.per == "step"]
+        once: dict[str, Tensor] = {}
+        by_step: list[str] = []
+        for record in self._seat.player.records:
+            if record.per == "step":
+                by_step.append(record.name)
+            else:
+                once[record.name] = slot[record.name][part]
         tensors = {name: slot[name][:, part].unbind(0) for name in (*_STEPPED, *by_step)}
         arrays = {name: list(slot[name][:, part].numpy()) for name in _COUNTED}
         rows = []
@@ -128,9 +132,7 @@ class Group:
         if not rows.once:
             return
         before = {**self._state, keys.LAST_REWARD: self._reward}
-        self._require(
-            "begin's state", {name: view.shape for name, view in rows.once.items()}, before
-        )
+        self._require("begin's state", rows.once, before)
         for name, view in rows.once.items():
             view.copy_(before[name])
 
@@ -138,11 +140,8 @@ class Group:
         row = self._steps[step]
         acted = self._act(row.observation, row.is_init, self._reward, self._state)
         if not self._checked:
-            wanted = {
-                keys.ACTION: row.action.shape,
-                **{name: view.shape for name, view in row.records},
-            }
-            self._require("act", wanted, {keys.ACTION: acted.action, **acted.records})
+            views = {keys.ACTION: row.action, **dict(row.records)}
+            self._require("act", views, {keys.ACTION: acted.action, **acted.records})
             self._checked = True
         self.envs.send(acted.action)
         self._state = acted.state
@@ -158,16 +157,16 @@ class Group:
         return seat.player.act(observation, is_init, reward, state, seat.generator)
 
     def _require(
-        self, where: str, wanted: Mapping[str, torch.Size], given: Mapping[str, Tensor]
+        self, where: str, views: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
     ) -> None:
-        """Refuse what is missing, and what copy_() would broadcast."""
-        for name, shape in wanted.items():
-            if name not in given or given[name].shape != shape:
-                if name in given:
-                    has = f"is {list(given[name].shape)}"
+        """Refuse what is missing for these views of a slot, and what copy_() would broadcast."""
+        for name, view in views.items():
+            if name not in arrays or arrays[name].shape != view.shape:
+                if name in arrays:
+                    has = f"is {list(arrays[name].shape)}"
                 else:
                     has = "is missing"
-                problem = f"{name!r} {has}; {list(shape)} is declared"
+                problem = f"{name!r} {has}; {list(view.shape)} is declared"
                 cure = "give one entry for each environment, in the shape that actions and records declare"
                 raise ConfigError(problem, f"{type(self._seat.player).__name__}, {where}", cure)
 
@@ -195,7 +194,9 @@ class Group:
         self._lengths += 1
         # a game ends with an episode, but not every episode with a game
         if np.count_nonzero(ended):
-            over = ended if game_over is None else game_over.numpy()
+            over = ended
+            if game_over is not None:
+                over = game_over.numpy()
             row.episode_return[over] = self._returns[over]
             row.episode_length[over] = self._lengths[over]
             self._returns[over] = 0.0
@@ -226,10 +227,14 @@ class Roller:
         self, seat: Seat, make_envs: Callable[[int], Envs], shape: RolloutShape, *, overlap: bool
     ) -> None:
         count = shape.num_envs
-        sizes = [count // 2, count - count // 2] if overlap else [count]
-        self._groups = [
-            Group(make_envs(n), seat, sum(sizes[:number])) for number, n in enumerate(sizes)
-        ]
+        sizes = [count]
+        if overlap:
+            sizes = [count // 2, count - count // 2]
+        self._groups: list[Group] = []
+        first = 0
+        for size in sizes:
+            self._groups.append(Group(make_envs(size), seat, first))
+            first += size
         self._steps = shape.steps
         self._rows: dict[int, list[Rows]] = {}  # of each group, by the number of the slot
         self._step = 0

@@ -255,9 +255,11 @@ class RolloutCollector(BaseCollector):
         # a forked worker has a copy of this object
         if not self.closed and os.getpid() == self._pid:
             self.closed = True
+            if timeout is None:
+                timeout = LEAVE_TIMEOUT_S
             if "_intake" in vars(self):  # the constructor came as far as the workers
                 self._intake.close()
-                self._end(LEAVE_TIMEOUT_S if timeout is None else timeout)
+                self._end(timeout)
             self.transport.close()
 
     @abstractmethod

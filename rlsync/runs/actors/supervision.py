@@ -205,23 +205,24 @@ class Supervisor:
             raise WorkerLost(end, "collecting rollouts", _CURE)
         _, _, words = self._ring.writer(worker).last_words.partition("\n")
         end = self._how_it_ended(worker)
-        _log.warning(
-            "%s; it is started again in %g s%s", end, pause_s, f"\n{words}" if words else ""
-        )
+        if words:
+            words = f"\n{words}"
+        _log.warning("%s; it is started again in %g s%s", end, pause_s, words)
 
     def _ended_alike(self, worker: int) -> int:
         """The number of newest lives that ended with this error after as many rollouts; 0: no error."""
         headline = self._headline(worker)
         written = self._ring.writer(worker).written
-        made = written - self._written[worker]
+        rollouts = written - self._written[worker]
         before = self._alike[worker]
         self._written[worker] = written
         if not headline:
             self._alike[worker] = None
             return 0
-        as_before = before is not None and (before.headline, before.made) == (headline, made)
-        times = before.times + 1 if before is not None and as_before else 1
-        self._alike[worker] = _Alike(headline, made, times)
+        times = 1
+        if before is not None and (before.headline, before.made) == (headline, rollouts):
+            times += before.times
+        self._alike[worker] = _Alike(headline, rollouts, times)
         return times
 
     def _require_one_left(self) -> None:

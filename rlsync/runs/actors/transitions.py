@@ -96,24 +96,25 @@ class Transitions:
             rollouts: that the learner has taken; see above for how long their memory is used.
             device: where the batch is.
         """
+        slots = [rollout.views for rollout in rollouts]
         if len(rollouts) == 1 and device.type == "cpu":
-            made = self._in_slot(rollouts[0])
+            batch = self._in_slot(rollouts[0])
         else:
-            slots = [rollout.views for rollout in rollouts]
-            arrays = {
-                name: joined([slot[name] for slot in slots], device, 1) for name in self._timed()
-            }
-            arrays |= {name: joined([slot[name] for slot in slots], along=1) for name in _BESIDE}
+            arrays: dict[str, Tensor] = {}
+            for name in self._timed():
+                arrays[name] = joined([slot[name] for slot in slots], device, along=1)
+            for name in _BESIDE:
+                arrays[name] = joined([slot[name] for slot in slots], along=1)
             if self._choices is not None:
                 arrays[keys.ACTION] = functional.one_hot(arrays[keys.ACTION], self._choices)
-            made = self._laid_out(arrays)
-        finals = last_observations([rollout.views for rollout in rollouts], device)
+            batch = self._laid_out(arrays)
+        finals = last_observations(slots, device)
         if finals:
-            after = made.get((NEXT, keys.OBSERVATION)).clone()
+            after = batch.get((NEXT, keys.OBSERVATION)).clone()
             step, env = finals[keys.FINAL_INDEX].unbind(-1)
             after[env, step] = finals[keys.FINAL_OBSERVATION]
-            made.set((NEXT, keys.OBSERVATION), after)
-        return made
+            batch.set((NEXT, keys.OBSERVATION), after)
+        return batch
 
     def _in_slot(self, rollout: TakenRollout) -> TensorDict:
         slot = self._slots.get(rollout.slot)
@@ -138,17 +139,17 @@ class Transitions:
         """Arrays ``[T, B, *]`` under TorchRL's keys: views, not copies."""
         size = list(arrays[keys.REWARD].shape[::-1])
         by_env = {name: arrays[name].transpose(0, 1) for name in (*self._timed(), *_BESIDE)}
-        seen = by_env[keys.OBSERVATION]
+        observed = by_env[keys.OBSERVATION]
         begins = by_env[keys.IS_INIT].unsqueeze(-1)
         after = {
-            keys.OBSERVATION: seen[:, 1:],
+            keys.OBSERVATION: observed[:, 1:],
             keys.REWARD: by_env[keys.REWARD].unsqueeze(-1),
             keys.TERMINATED: by_env[keys.TERMINATED].unsqueeze(-1),
             keys.TRUNCATED: by_env[keys.TRUNCATED].unsqueeze(-1),
             DONE: begins[:, 1:],  # an episode begins after every step that ended one
         }
         root = {
-            keys.OBSERVATION: seen[:, :-1],
+            keys.OBSERVATION: observed[:, :-1],
             keys.ACTION: by_env[keys.ACTION],
             keys.IS_INIT: begins[:, :-1],
             keys.POLICY_VERSION: by_env[keys.POLICY_VERSION],

@@ -107,7 +107,9 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
     except BoardClosed:  # the learner ends, or a rerun lets this life end where it was recorded to
         return
     except Exception as error:
-        problem = error.what if isinstance(error, RlsyncError) else str(error)
+        problem = str(error)
+        if isinstance(error, RlsyncError):
+            problem = error.what
         headline = f"{type(error).__name__}: {problem.strip()}".splitlines()[0]
         writer.leave_last_words(
             "\n".join([headline, "".join(traceback.format_exception(error)).rstrip()])
@@ -155,8 +157,11 @@ def adopting(
         # Weights that are there, in memory of this process: what is aliased cannot be written to.
         adopter.place({name: replace(place, adopt="copy") for name, place in places.items()})
         adopter.adopt()
-        alias = player.modules if adopt == "alias" else ()
-        adopter.note_acting(examined(player.modules, player_call(player, device), alias=alias))
+        if adopt == "alias":
+            aliased = set(player.modules)
+        else:
+            aliased = set()
+        adopter.note_acting(examined(player.modules, player_call(player, device), alias=aliased))
     adopter.place(places)
     adopter.tell()
     adopter.adopt()

@@ -49,11 +49,14 @@ _BESIDE = (
 
 def schedule_facts(config: Config) -> dict[str, Any]:
     """What a schedule says of its run's config."""
+    checkpoint = None
+    if config.resume is not None:
+        checkpoint = _print_of(Path(config.resume))
     return {
         "config": _deciding(config),
         "seed": config.seed,
         "resumed": config.resume is not None,
-        "checkpoint": None if config.resume is None else _print_of(Path(config.resume)),
+        "checkpoint": checkpoint,
     }
 
 
@@ -66,10 +69,11 @@ def _deciding(config: Config) -> dict[str, Any]:
 def _other_key(recorded: Any, now: Any, at: str = "") -> str | None:
     """A key whose value is not the recorded one. One that is newer than the record has its default."""
     if isinstance(recorded, dict) and isinstance(now, dict) and not at.endswith(".kwargs"):
-        found = (
-            _other_key(value, now.get(name), f"{at}.{name}") for name, value in recorded.items()
-        )
-        return next(filter(None, found), None)
+        for name, value in recorded.items():
+            key = _other_key(value, now.get(name), f"{at}.{name}")
+            if key is not None:
+                return key
+        return None
     if recorded == now:
         return None
     return at.lstrip(".") or "config"
@@ -78,21 +82,20 @@ def _other_key(recorded: Any, now: Any, at: str = "") -> str | None:
 def _print_of(resumed: Path) -> str | None:
     """A digest of the checkpoint that a run begins from; None if there is none, or it has no digests."""
     checkpoint = checkpoint_at(resumed)
-    digests = None if checkpoint is None else checkpoint / DIGESTS
-    if digests is None or not digests.is_file():
+    if checkpoint is None or not (checkpoint / DIGESTS).is_file():
         return None
-    return digest_of(digests)
+    return digest_of(checkpoint / DIGESTS)
 
 
 def keep_life(run: Path, checkpoint: Path) -> Path | None:
     """Keep what a run's last life has left, linked where possible; None if the run has no schedule."""
     if not (run / SCHEDULE).is_file():
         return None
-    kept = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
-    kept.mkdir(parents=True)
-    shutil.copy2(run / RESOLVED, kept)
-    shutil.copytree(checkpoint, kept / CHECKPOINT, copy_function=link_or_copy)
-    return kept
+    folder = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
+    folder.mkdir(parents=True)
+    shutil.copy2(run / RESOLVED, folder)
+    shutil.copytree(checkpoint, folder / CHECKPOINT, copy_function=link_or_copy)
+    return folder
 
 
 def lives_to_repeat(
@@ -103,36 +106,38 @@ def lives_to_repeat(
         problem = "this run cannot be made again: its replay was that of a population"
         raise ConfigError(problem, str(run), "make a run with recipe.agents=1 again")
     file = run / SCHEDULE
-    found = dict[int, tuple[Life, Config]]()
+    lives: dict[int, tuple[Life, Config]] = {}
     for number, life in enumerate(lives_in(file), 1):
         if not life.rollouts:  # it was killed before it had written a block
             continue
-        own = run / LIVES / str(number)
-        config = config_in(own if (own / RESOLVED).is_file() else run)
+        folder = run / LIVES / str(number)
+        if not (folder / RESOLVED).is_file():
+            folder = run
+        config = config_in(folder)
         if number > 1:
             config = replace(config, resume=str(run / LIVES / str(number - 1)))
         for problem, cure in _why_not(config, life):
             raise ConfigError(
                 f"this run cannot be made again: {problem}", f"life {number} of {run}", cure
             )
-        if (key := _other_key(life.facts.get("config"), _deciding(config))) is not None:
+        key = _other_key(life.facts.get("config"), _deciding(config))
+        if key is not None:
             problem = f"the schedule was recorded with another config than the one beside it: {key} differs"
             raise ConfigError(
                 problem, str(file), f"put the {RESOLVED} back that the run has written"
             )
-        found[number] = life, config
-    return found
+        lives[number] = (life, config)
+    return lives
 
 
 def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
     """What lacks or is not recorded, and what to do about it."""
-    began_from = life.facts.get("checkpoint")
     when = config.sync.when
-    if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {
-        None
-    }:
-        problem = f"the checkpoint in {config.resume} is not the one that it began from"
-        yield problem, "put that one back, or begin at a later life with --from"
+    if life.facts.get("resumed"):
+        digest = _print_of(Path(str(config.resume)))
+        if digest is None or digest != life.facts.get("checkpoint"):
+            problem = f"the checkpoint in {config.resume} is not the one that it began from"
+            yield problem, "put that one back, or begin at a later life with --from"
     if not config.cluster.here:
         yield "its workers were on a cluster", "make a run with cluster=none again"
     if when.unit == "seconds" and when.every is not None:
@@ -149,11 +154,13 @@ def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
     recipe = replace(config.recipe, target_return=None)
     if "evaluation" in {field.name for field in fields(recipe)}:
         recipe = replace(recipe, evaluation=EvaluationConfig())  # type: ignore[call-arg]
+    resume = None  # a later life in its folder may have begun from a checkpoint
+    if life.facts.get("resumed"):
+        resume = config.resume
     return replace(
         config,
         run_dir=str(folder),
-        # a later life in its folder may have
-        resume=config.resume if life.facts.get("resumed") else None,
+        resume=resume,
         recipe=recipe,
         sync=replace(config.sync, verify_every_s=None),
         logger=replace(config.logger, kind="none"),
@@ -187,21 +194,31 @@ def frame_of(
     """The frame of a number, or else of worker, rollout, step and env; ConfigError if there is none."""
     envs = config.env.num_envs
     steps, in_batch = config.recipe.batches(config)
-    taken = [rollout for rollout in life.rollouts if not rollout.dropped]
-    del taken[len(taken) // in_batch * in_batch :]  # a killed run may have taken a part of a batch
-    workers = {rollout.worker for rollout in taken}
+    rollouts = [rollout for rollout in life.rollouts if not rollout.dropped]
+    # a killed run may have taken a part of a batch
+    del rollouts[len(rollouts) // in_batch * in_batch :]
     if number is None:
         worker, which, step, env = place
         _require("--env", env, range(envs))
-        made = {rollout.number: at for at, rollout in enumerate(taken) if rollout.worker == worker}
-        _require("--worker", worker, workers)
-        _require("--rollout", which, made)
+        places = {
+            rollout.number: at for at, rollout in enumerate(rollouts) if rollout.worker == worker
+        }
+        _require("--worker", worker, {rollout.worker for rollout in rollouts})
+        _require("--rollout", which, places)
         _require("--step", step, range(steps))
-        number = (made[which] * steps + step) * envs + env + 1
-    _require("NUMBER", number, range(1, len(taken) * steps * envs + 1))
+        number = (places[which] * steps + step) * envs + env + 1
+    _require("NUMBER", number, range(1, len(rollouts) * steps * envs + 1))
     before, env = divmod(number - 1, envs)
     at, step = divmod(before, steps)
-    return Frame(number, taken[at], at, step, env, steps, envs)
+    return Frame(
+        number=number,
+        rollout=rollouts[at],
+        taken=at,
+        step=step,
+        env=env,
+        steps=steps,
+        envs=envs,
+    )
 
 
 def _require(name: str, asked: int, known: Collection[int]) -> None:
@@ -225,7 +242,8 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
     ):
         return {}
     for index in checkpoint.rglob(INDEX):
-        for segment in (Segment(**each) for each in json.loads(index.read_text())["segments"]):
+        for each in json.loads(index.read_text())["segments"]:
+            segment = Segment(**each)
             if segment.first <= number < segment.end:
                 return dict(read(index.parent, segment)[number - segment.first].items())
     return {}
@@ -233,21 +251,21 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
 
 def watch_frame(trainer: Trainer, frame: Frame) -> dict[str, Tensor]:
     """What the frame has, by name; filled when the trainer, which a rerun stops then, has its batch."""
-    seen = dict[str, Tensor]()
+    arrays: dict[str, Tensor] = {}
     batches = count()
     collector = trainer.collector
     before, place = divmod(frame.taken, collector.rollouts_per_batch)
 
-    def see(batch: TensorDictBase) -> None:
+    def look(batch: TensorDictBase) -> None:
         if next(batches) != before:
             return
         at = frame.step, place * frame.envs + frame.env
         if batch.ndim:  # transitions; in batches of unrolls time comes first
             at = at[::-1]
-        told = (STAMP, "observation", "action")
-        names = (name for name in batch.sorted_keys if name in told or name.endswith("log_prob"))
-        seen.update((name, batch[name][at].clone()) for name in names)
+        for name in batch.sorted_keys:
+            if name in (STAMP, "observation", "action") or name.endswith("log_prob"):
+                arrays[name] = batch[name][at].clone()
         stop(trainer)
 
-    trainer.register_op("batch_process", see)
-    return seen
+    trainer.register_op("batch_process", look)
+    return arrays

@@ -42,7 +42,8 @@ class Arrivals:
         self._buffers: list[Tensor] = []
         self._free: list[int] = []
         self._held: set[int] = set()
-        self._turn: list[str] = []  # nodes whose rollouts were taken, the last one at the end
+        self._arrived = 0
+        self._served: dict[str, int] = {}  # by node, which of all arrived rollouts was its last one
         #: By worker: its agent's process and its life there, and how many others it had before.
         self._lives: dict[int, tuple[tuple[int | None, int], int]] = {}
         self._taken = self._dropped = 0
@@ -103,22 +104,33 @@ class Arrivals:
         The learner's waiting and what was left out are this learner's own.
         """
         gone = self._nodes.tally
-        known = [node.counters for node in self._nodes if node.counters is not None]
+        free = 0
+        writing = 0
+        full = 0
+        written = 0
+        worker_wait_s = 0.0
+        for node in self._nodes:
+            if node.counters is not None:
+                free += node.counters.free
+                writing += node.counters.writing
+                full += node.counters.full
+                written += node.counters.written
+                worker_wait_s += node.counters.worker_wait_s
         return RingCounters(
-            free=sum(c.free for c in known),
-            writing=sum(c.writing for c in known),
-            full=sum(c.full for c in known),
+            free=free,
+            writing=writing,
+            full=full,
             reading=len(self._held),
-            written=gone.rollouts_written + sum(c.written for c in known),
+            written=gone.rollouts_written + written,
             taken=self._taken,
-            worker_wait_s=gone.worker_wait_s + sum(c.worker_wait_s for c in known),
+            worker_wait_s=gone.worker_wait_s + worker_wait_s,
             learner_wait_s=self._waited_s,
             dropped=self._dropped,
         )
 
     def _give(self, running: bool) -> list[ray.ObjectRef]:
         self.orders = replace(self.orders, number=self.orders.number + 1, running=running)
-        return [self.order(node) for node in self._nodes if node.acting]
+        return list(map(self.order, self._nodes.acting))
 
     def _answering(self, timeout_s: float) -> list[Node]:
         """The nodes that have answered; the one that was served last is the last one."""
@@ -130,21 +142,22 @@ class Arrivals:
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         if not ready:
             ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        served = {node_id: turn for turn, node_id in enumerate(self._turn, 1)}
-        return sorted(
-            (heads[ref] for ref in ready), key=lambda node: served.get(node.machine.node_id, 0)
-        )
+        answering = [heads[ref] for ref in ready]
+        return sorted(answering, key=lambda node: self._served.get(node.machine.node_id, 0))
 
     def _unpacked(self, node: Node, flat: Flat) -> TakenRollout | None:
         """It, in this process's memory; ``None`` if its version is too old."""
-        slot = self._free.pop() if self._free else len(self._buffers)
-        if slot == len(self._buffers):
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = len(self._buffers)
             self._buffers.append(
                 torch.empty(self._layout.image_bytes, dtype=torch.uint8, device="cpu")
             )
         views = unpack(flat, self._layout, self._buffers[slot])
         node_id = node.machine.node_id
-        self._turn = [*(other for other in self._turn if other != node_id), node_id]
+        self._arrived += 1
+        self._served[node_id] = self._arrived
         node.arrived += 1
         node.counters = flat.counters
         if int(views[keys.POLICY_VERSION].min()) < self.oldest_version:

@@ -64,11 +64,12 @@ class ClusterCollector(RolloutCollector):
         session: Session | None = None,
         newest_only: bool = False,
     ) -> None:
+        where = f"ClusterCollector(workers_per_node={workers_per_node!r})"
+        check_count("workers_per_node", workers_per_node, 1, where, "")
         slots = settings.slots
         if slots is None:
             slots = workers_per_node + 2
-        for name, count in {"workers_per_node": workers_per_node, "slots": slots}.items():
-            check_count(name, count, 1, f"ClusterCollector({name}={count!r})", "")
+        check_count("slots", slots, 1, f"CollectSettings(slots={slots!r})", "")
         crew = crew_of(player_of(network), env, settings, workers=workers_per_node, slots=slots)
         self._session = session
         self._newest_only = newest_only
@@ -125,15 +126,21 @@ class ClusterCollector(RolloutCollector):
 
     def status(self) -> ClusterStatus:
         """The nodes and their workers, as they said last."""
-        told = {
-            name: (it.stamp.version, tuple(it.readers))
-            for name, it in self._transport.nodes.items()
-        }
-        nodes = tuple(NodeStatus(name, *told.get(name, (0, ()))) for name in map(str, self.nodes))
-        lost = self.tally.lost
-        rollouts_lost = self.tally.rollouts_lost
+        reports = self._transport.nodes
+        nodes = []
+        for name in map(str, self.nodes):
+            if name in reports:
+                report = reports[name]
+                nodes.append(NodeStatus(name, report.stamp.version, tuple(report.readers)))
+            else:
+                nodes.append(NodeStatus(name, 0, ()))
         return ClusterStatus(
-            os.getpid(), time.time(), self.policy_version, nodes, lost, rollouts_lost
+            pid=os.getpid(),
+            at_s=time.time(),
+            version=self.policy_version,
+            nodes=tuple(nodes),
+            lost=self.tally.lost,
+            rollouts_lost=self.tally.rollouts_lost,
         )
 
     def board_here(self) -> BoardHandle:
@@ -188,9 +195,8 @@ class ClusterCollector(RolloutCollector):
         newest = self._transport.newest_stamp
         while time.monotonic() < until_s:
             reports = self._transport.nodes
-            if all(
-                name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)
-            ):
+            arrived = {name for name, report in reports.items() if report.stamp >= newest}
+            if arrived.issuperset(map(str, self.nodes)):
                 return
             time.sleep(_LOOK_S)
 

@@ -40,16 +40,17 @@ class Machine:
 
 
 def living_machines() -> list[Machine]:
-    return [
-        Machine(
-            node["NodeID"],
-            node["NodeManagerAddress"],
-            node["NodeManagerHostname"],
-            dict(node["Resources"]),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    machines = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            machine = Machine(
+                node_id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                host=node["NodeManagerHostname"],
+                resources=dict(node["Resources"]),
+            )
+            machines.append(machine)
+    return machines
 
 
 @dataclass(eq=False)
@@ -144,15 +145,13 @@ def family_of(pid: int) -> list[int]:
 
 def kill_family(family: list[int]) -> None:
     """SIGKILL all of an agent's family, and wait. The agent last, for Ray prints advice on other deaths."""
+    gone = {None, "dead"}
     for killed, within_s in ((family[1:], _ENDED_WITHIN_S), (family, _GONE_WITHIN_S)):
         for member in killed:
             with suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
         until_s = time.monotonic() + within_s
-        while {process_state(member) for member in family} - {
-            None,
-            "dead",
-        } and time.monotonic() < until_s:
+        while not gone.issuperset(map(process_state, family)) and time.monotonic() < until_s:
             time.sleep(0.01)
 
 

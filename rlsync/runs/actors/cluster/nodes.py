@@ -107,12 +107,11 @@ class Nodes:
                 return
             if time.monotonic() >= deadline or any(node.too_late for node in waiting):
                 raise self._not_started(waiting)
-            if waiting:
-                ready = ray.wait([n.head for n in waiting], timeout=LOOK_EVERY_S)[0]
-            else:
-                ready = []
-            for node in [node for node in waiting if node.head in ready]:
-                self.read(node)
+            heads = {node.head: node for node in waiting}
+            if heads:
+                ready, _ = ray.wait(list(heads), timeout=LOOK_EVERY_S)
+                for ref in ready:
+                    self.read(heads[ref])
             if self._causes:
                 raise self._none_left("starting the workers of a node")
             if not waiting:
@@ -158,7 +157,7 @@ class Nodes:
     def end(self, timeout_s: float) -> None:
         """End all agents and their workers, which may take ``timeout_s`` to leave."""
         if ray.is_initialized():  # else Ray has ended the agents
-            ended = [node.agent.end.remote(timeout_s) for node in self if node.acting]
+            ended = [node.agent.end.remote(timeout_s) for node in self.acting]
             if ended:
                 ray.wait(ended, num_returns=len(ended), timeout=timeout_s + _END_TIMEOUT_S)
             for node in self:
@@ -191,22 +190,25 @@ class Nodes:
                 continue
             self.tally.restarted += due.pop(node_id, None) is not None
             seats = {node.seat for node in self}
-            seat = next(seat for seat in range(len(seats) + 1) if seat not in seats)
+            seat = min(set(range(len(seats) + 1)) - seats)
             self._by_id[node_id] = self.start(machine, seat)
 
     def _end_silent(self) -> None:
-        for node in [node for node in self if node.too_late]:
-            self._lose(node, f"not ready within {self.placement.start_timeout_s:g} s")
+        for node in self:
+            if node.too_late:
+                self._lose(node, f"not ready within {self.placement.start_timeout_s:g} s")
         acting = {node.seat: node for node in self.acting}
         heads = [node.head for node in acting.values()]
         if heads:
             ready = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0])
         else:
             ready = set()
-        for node in acting.values():
+        silent_s: dict[int, float] = {}
+        for seat, node in acting.items():
             if node.head in ready:
                 node.note_life()
-        for seat in self._silence.look({seat: node.silent_s for seat, node in acting.items()}):
+            silent_s[seat] = node.silent_s
+        for seat in self._silence.look(silent_s):
             cause = f"its agent (pid {acting[seat].pid}) gave no answer for {self._silence.timeout_s:g} s"
             self._lose(acting[seat], cause)
 
@@ -232,7 +234,9 @@ class Nodes:
     def _none_left(self, where: str) -> WorkerLost:
         causes = "; ".join(f"{machine}: {cause}" for machine, cause in self._causes.items())
         cure = "look at the workers' own errors in Ray's logs of these nodes; then resume the run"
-        return WorkerLost(f"no node is left: {causes}" if not self._by_id else causes, where, cure)
+        if self._by_id:
+            return WorkerLost(causes, where, cure)
+        return WorkerLost(f"no node is left: {causes}", where, cure)
 
     def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
         late = ", ".join(str(node.machine) for node in waiting) or "none that is there"

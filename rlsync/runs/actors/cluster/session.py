@@ -50,8 +50,10 @@ class Session:
             check_reachable(address)
         try:
             with _signal_handlers_kept():
-                which = _OWN_RAY if address is None else {"address": address}
-                ray.init(logging_level="WARNING", **which)
+                if address is None:
+                    ray.init(logging_level="WARNING", **_OWN_RAY)
+                else:
+                    ray.init(logging_level="WARNING", address=address)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             problem = f"Ray refuses: {first_line(error)}"
             raise ConfigError(problem, f"{ADDRESS_KEY}={address}", _cure(error)) from error
@@ -159,10 +161,8 @@ class ClusterStatus:
     @classmethod
     def read(cls, file: Path) -> ClusterStatus:
         fields: dict[str, Any] = json.loads(file.read_text())
-        nodes = tuple(
-            NodeStatus(
-                it["node"], it["version"], tuple(ReaderStatus(**worker) for worker in it["workers"])
-            )
-            for it in fields.pop("nodes")
-        )
-        return cls(nodes=nodes, **fields)
+        nodes = []
+        for node in fields.pop("nodes"):
+            workers = tuple(ReaderStatus(**worker) for worker in node["workers"])
+            nodes.append(NodeStatus(node["node"], node["version"], workers))
+        return cls(nodes=tuple(nodes), **fields)

@@ -53,7 +53,9 @@ class DiscreteActions:
         Args:
             action: indices, [...].
         """
-        number = action + self.start if self.start else action
+        number = action
+        if self.start:
+            number = action + self.start
         return number.to(getattr(torch, self.sent_as))
 
     def translation(self) -> Translation:
@@ -101,9 +103,8 @@ class BoxActions:
 
     def space(self) -> Space[Any]:
         """The space of what players choose, as gymnasium has it."""
-        low, high = (np.array(bound, np.float32) for bound in (self.low, self.high))
         if self.low:
-            return Box(low, high)
+            return Box(np.array(self.low, np.float32), np.array(self.high, np.float32))
         return Box(-np.inf, np.inf, self.shape)
 
     def sent(self, action: Tensor) -> Tensor:
@@ -116,15 +117,15 @@ class BoxActions:
         if not self.low:
             return numbers
         # In the dtype of the environment: a bound of float64 may lie between two numbers of float32.
-        low, high = (numbers.new_tensor(bound) for bound in (self.low, self.high))
-        return numbers.clamp(low, high)
+        return numbers.clamp(numbers.new_tensor(self.low), numbers.new_tensor(self.high))
 
     def translation(self) -> Translation:
         """What does the same as :meth:`sent` to arrays, a hundred thousand times a second."""
         dtype = np.dtype(self.sent_as)
         if not self.low:
             return lambda action: action.astype(dtype, copy=False)
-        low, high = (np.array(bound, dtype) for bound in (self.low, self.high))
+        low = np.array(self.low, dtype)
+        high = np.array(self.high, dtype)
 
         def within(action: NDArray[Any]) -> NDArray[Any]:
             raised: NDArray[Any] = np.maximum(action.astype(dtype, copy=False), low)
@@ -155,7 +156,8 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
         case Discrete():
             return DiscreteActions(int(space.n), int(space.start), space.dtype.name)
         case Box(shape=(size,)) if space.dtype.name in _FLOATS:
-            low, high = (tuple(map(float, bound)) for bound in (space.low, space.high))
+            low = tuple(map(float, space.low))
+            high = tuple(map(float, space.high))
             return BoxActions(int(size), low, high, space.dtype.name)
         case Box() if space.dtype.kind in "iub":
             problem = f"{name!r} takes actions of {space}: they are whole numbers, and players choose fractions"

@@ -36,7 +36,10 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Env[Any, Any], name: str, *, observed: bool = True) -> None:
         super().__init__(env)
-        self._form = _Form.of(name, env.observation_space if observed else None)
+        if observed:
+            self._form = _Form.of(name, env.observation_space)
+        else:
+            self._form = _Form.of(name, None)
         self._shape = self._form.shape
         self._dtype = self._form.dtype
 
@@ -100,11 +103,14 @@ class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1
         terminated = self._form.end(terminated, "terminated")
         truncated = self._form.end(truncated, "truncated")
         info = dict(self._form.info(info, "step"))
-        ended = terminated | truncated
-        hidden = np.flatnonzero(ended if self.keeps_last else ended & ~terminated).tolist()
+        hidden = terminated | truncated
+        if not self.keeps_last:
+            hidden &= ~terminated
         finals = info.pop("final_obs", None)
-        if hidden:
-            info["final_obs"] = {env: self._final(finals, env, answered) for env in hidden}
+        if hidden.any():
+            info["final_obs"] = {
+                env: self._final(finals, env, answered) for env in np.flatnonzero(hidden).tolist()
+            }
         return observation, reward, terminated, truncated, info
 
     def _final(self, finals: Any, env: int, answered: Any) -> NDArray[Any]:

@@ -56,7 +56,8 @@ class Observations:
         Args:
             of: the environment's, a Box.
         """
-        low, high = (self.seen(bound).numpy() for bound in (of.low, of.high))
+        low = self.seen(of.low).numpy()
+        high = self.seen(of.high).numpy()
         return Box(low, high, dtype=low.dtype.type)
 
 

@@ -26,13 +26,14 @@ class SerialEnvs(Envs):
 
     def __init__(self, make: Callable[[], EnvBase], num_envs: int, observation: str) -> None:
         self.envs = SerialEnv(num_envs, make)
-        seen = self.envs.observation_spec[observation]
+        spec = self.envs.observation_spec[observation]
         # Bytes of pictures, or numbers, as in rlsync.runs.actors.envs.observations; bounds of bytes are not
         # told.
-        pixels = seen.dtype is torch.uint8 and len(seen.shape) > 3
-        dtype = torch.uint8 if pixels else torch.float32
+        dtype = torch.float32
+        if spec.dtype is torch.uint8 and len(spec.shape) > 3:
+            dtype = torch.uint8
         actions = _actions_of(self.envs.action_spec_unbatched)
-        super().__init__(num_envs, actions, tuple(seen.shape[1:]), dtype)
+        super().__init__(num_envs, actions, tuple(spec.shape[1:]), dtype)
         self._key = observation
         self._actions = self.envs.action_spec
         self._now: TensorDictBase = TensorDict()
@@ -55,13 +56,14 @@ class SerialEnvs(Envs):
         done = answer.get("done").view(-1)
         terminated = answer.get("terminated").view(-1)
         truncated = done & ~terminated
-        last, seen = (
-            held.get(self._key).to(self.observation_dtype) for held in (answer, self._now)
-        )
-        hidden = done if self.keeps_last else truncated
+        last = answer.get(self._key).to(self.observation_dtype)
+        observation = self._now.get(self._key).to(self.observation_dtype)
+        hidden = truncated
+        if self.keeps_last:
+            hidden = done
         finals = [(env, last[env]) for env in hidden.nonzero().view(-1).tolist()]
         reward = answer.get("reward").view(-1)
-        return EnvStep(seen, reward, terminated, truncated, finals)
+        return EnvStep(observation, reward, terminated, truncated, finals)
 
     def close(self) -> None:
         self.envs.close(raise_if_closed=False)  # TorchRL opens them at the first reset
@@ -77,6 +79,7 @@ def _actions_of(spec: Any) -> ActionSpec:
         low = ()
         high = ()
         if isinstance(spec, Bounded):
-            low, high = (tuple(bound.tolist()) for bound in (spec.space.low, spec.space.high))
+            low = tuple(spec.space.low.tolist())
+            high = tuple(spec.space.high.tolist())
         return BoxActions(spec.shape[0], low, high, str(spec.dtype).removeprefix("torch."))
     raise unusable_actions(spec, "the TorchRL environment")

@@ -228,9 +228,12 @@ class AtariEnvs:
 
     def ale_options(self) -> dict[str, Any]:
         """The arguments of ``ale_py.vector_env.AtariVectorEnv``."""
-        names = {each.name: _ALES.get(each.name, each.name) for each in fields(self)}
-        given = {ales: getattr(self, name) for name, ales in names.items() if name not in _NOT_ALES}
-        return {**given, "reward_clipping": False, **self.options}
+        arguments: dict[str, Any] = {}
+        for setting in fields(self):
+            if setting.name not in _NOT_ALES:
+                name = _ALES.get(setting.name, setting.name)
+                arguments[name] = getattr(self, setting.name)
+        return {**arguments, "reward_clipping": False, **self.options}
 
 
 @dataclass(frozen=True, slots=True)

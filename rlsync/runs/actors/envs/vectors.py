@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -137,15 +137,19 @@ class ListedEnvs(SpacedEnvs):
             self.close()
             raise
         stage = self._new_stage()
-        seen = self.observations.seen(stage)
-        stored_as_they_are = seen.data_ptr() == stage.ctypes.data and seen.shape == stage.shape
+        stored = self.observations.seen(stage)
         #: None where workers store observations as they are: they are written there at once.
-        self._stage = None if stored_as_they_are else stage
+        self._stage: NDArray[Any] | None = stage
+        if stored.data_ptr() == stage.ctypes.data and stored.shape == stage.shape:
+            self._stage = None
 
     def reset(self, seed: int | None = None) -> Tensor:
         stage = self._new_stage()
         for number, env in enumerate(self.envs):
-            stage[number], _ = env.reset(seed=None if seed is None else seed + number)
+            if seed is None:
+                stage[number], _ = env.reset()
+            else:
+                stage[number], _ = env.reset(seed=seed + number)
         return self.observations.seen(stage)
 
     def recv(self) -> EnvStep:
@@ -154,7 +158,7 @@ class ListedEnvs(SpacedEnvs):
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
         finals = self._step(stage, reward, terminated, truncated)
-        earned, over, cut = (torch.from_numpy(array) for array in (reward, terminated, truncated))
+        earned, over, cut = map(torch.from_numpy, (reward, terminated, truncated))
         return EnvStep(self.observations.seen(stage), earned, over, cut, finals)
 
     def recv_into(self, arrays: StepArrays) -> tuple[Finals, Tensor | None]:
@@ -235,12 +239,14 @@ class VectorEnvs(SpacedEnvs):
     def _answer(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> EnvStep:
-        ended = terminated | truncated
-        hidden: Iterable[int] = ()
-        if ended.any():
-            hidden = np.flatnonzero(ended if self.keeps_last else ended & ~terminated)
-        last_seen = [(int(env), self._observed(info["final_obs"][env])) for env in hidden]
-        earned, over, cut = (torch.from_numpy(array) for array in (reward, terminated, truncated))
+        hidden = terminated | truncated
+        if not self.keeps_last:
+            hidden &= ~terminated
+        last_seen = []
+        if hidden.any():
+            for env in np.flatnonzero(hidden).tolist():
+                last_seen.append((env, self._observed(info["final_obs"][env])))
+        earned, over, cut = map(torch.from_numpy, (reward, terminated, truncated))
         return EnvStep(self._observed(observation), earned, over, cut, last_seen)
 
 
@@ -276,7 +282,8 @@ class AleEnvs(VectorEnvs):
 
     def reset(self, seed: int | None = None) -> Tensor:
         # ale-py takes 32-bit seeds, for the last environment too.
-        seed = None if seed is None else seed % (2**31 - self.num_envs)
+        if seed is not None:
+            seed %= 2**31 - self.num_envs
         observation, info = self.ale.reset(seed=seed)
         self._lives = info["lives"].copy()
         return self._observed(observation)

@@ -64,7 +64,9 @@ class EpsilonLadder:
 
     def exponent(self, worker: int, num_workers: int) -> float:
         """The power of ``epsilon`` that makes a worker's rate: 1 for worker 0, ``1 + alpha`` for the last."""
-        return 1 + self.alpha * (worker / (num_workers - 1) if num_workers > 1 else 0.0)
+        if num_workers <= 1:
+            return 1.0
+        return 1 + self.alpha * (worker / (num_workers - 1))
 
 
 class EpsilonGreedyPlayer(Player):
@@ -108,16 +110,17 @@ class EpsilonGreedyPlayer(Player):
         record_values: bool = True,
     ) -> None:
         self.network = network
-        self.ladder = EpsilonLadder() if ladder is None else ladder
+        self.ladder = ladder or EpsilonLadder()
         self._rate = rate
         self._greedy = rate is None and not self.ladder.epsilon
         self._choices = actions.n
-        modules = {POLICY: network if policy is None else policy}
+        if policy is None:
+            policy = network
+        records: list[Record] = []
         if record_values:
-            records = [Record(name, (), torch.float32) for name in (TAKEN_VALUE, MAX_VALUE)]
-        else:
-            records = []
-        super().__init__(modules, actions, observation_shape, observation_dtype, records)
+            records.append(Record(TAKEN_VALUE, (), torch.float32))
+            records.append(Record(MAX_VALUE, (), torch.float32))
+        super().__init__({POLICY: policy}, actions, observation_shape, observation_dtype, records)
 
     def begin(
         self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1
@@ -143,8 +146,8 @@ class EpsilonGreedyPlayer(Player):
             action = self._explored(greedy, state, generator)
         if not self.records:
             return Acted(action, {}, state)
-        taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return Acted(action, {TAKEN_VALUE: taken, MAX_VALUE: largest}, state)
+        taken_value = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return Acted(action, {TAKEN_VALUE: taken_value, MAX_VALUE: largest}, state)
 
     def by_weights(self) -> Player:
         """A greedy player of the same modules, which records values.
@@ -167,9 +170,10 @@ class EpsilonGreedyPlayer(Player):
         # Both are drawn at every step, so that the random numbers do not depend on what was explored.
         device = greedy.device
         count = len(greedy)
-        epsilon = self.ladder.epsilon if self._rate is None else self._rate.eps
-        explores = (
-            torch.rand(count, generator=generator, device=device) < epsilon ** state[_EXPONENT]
-        )
+        epsilon: float | Tensor = self.ladder.epsilon
+        if self._rate is not None:
+            epsilon = self._rate.eps
+        draws = torch.rand(count, generator=generator, device=device)
+        explores = draws < epsilon ** state[_EXPONENT]
         random = torch.randint(self._choices, (count,), generator=generator, device=device)
         return torch.where(explores, random, greedy)

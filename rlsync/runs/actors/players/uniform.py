@@ -64,9 +64,8 @@ class UniformPlayer(Player):
         actions = self.actions
         device = observation.device
         if isinstance(actions, BoxActions):
-            low, high = (
-                torch.tensor(bound, device=device) for bound in (actions.low, actions.high)
-            )
+            low = torch.tensor(actions.low, device=device)
+            high = torch.tensor(actions.high, device=device)
             drawn = torch.rand(count, actions.size, generator=generator, device=device)
             action = low + (high - low) * drawn
         else:

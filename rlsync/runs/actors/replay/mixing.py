@@ -123,13 +123,15 @@ class ReplayMix:
         marked.set(keys.REPLAYED, torch.zeros(unrolls, dtype=torch.bool, device=device))
         drawn = self._draw(unrolls)
         self.replay.extend(online, self.agent)
-        own = 0 if drawn is None else int((drawn.agent == self.agent).sum())
-        self.last = MixCounts(unrolls, own, 0 if drawn is None else len(drawn.agent) - own)
-        self.total = self.total + self.last
         self.taught[self.agent] += unrolls
-        self.taught.update([] if drawn is None else drawn.agent.tolist())
         if drawn is None:
+            self.last = MixCounts(unrolls)
+            self.total = self.total + self.last
             return marked
+        by_me = int((drawn.agent == self.agent).sum())
+        self.last = MixCounts(unrolls, own=by_me, foreign=len(drawn.agent) - by_me)
+        self.total = self.total + self.last
+        self.taught.update(drawn.agent.tolist())
         return concatenate([marked, drawn.batch.to(device)], self.replay.records)
 
     def state_dict(self) -> dict[str, Any]:

@@ -103,19 +103,17 @@ class SharedReplay:
         lines = memory[: blocks * _LINE_BYTES].view(torch.int64).view(blocks, 3).numpy()
         self._numbers, self._agents, self._makers = lines.T
         images = memory[images_at:].view(blocks, layout.image_bytes)
-        self._columns = {  # each leaf of all blocks, in their memory
-            leaf.name: images[:, at : at + leaf.payload_bytes]
-            .view(leaf.dtype)
-            .view(blocks, *leaf.shape)
-            for leaf, at in ((entry.leaf, entry.offset) for entry in layout.entries)
-        }
+        self._columns: dict[str, Tensor] = {}  # each leaf of all blocks, in their memory
+        for entry in layout.entries:
+            leaf = entry.leaf
+            column = images[:, entry.offset : entry.offset + leaf.payload_bytes]
+            self._columns[leaf.name] = column.view(leaf.dtype).view(blocks, *leaf.shape)
         self._finals = {name: self._columns.pop(name) for name in (*keys.FINAL, keys.FINAL_COUNT)}
-        for name in (
-            keys.EPISODE_RETURN,
-            keys.EPISODE_LENGTH,
-            *(r.name for r in records if r.beside),
-        ):
-            del self._columns[name]
+        del self._columns[keys.EPISODE_RETURN]
+        del self._columns[keys.EPISODE_LENGTH]
+        for record in records:
+            if record.beside:
+                del self._columns[record.name]
         self._envs = self._columns[keys.REWARD].shape[2]
         self._in_block = self._columns[keys.REWARD][0].numel()
         self.capacity_steps = blocks * self._in_block
@@ -152,10 +150,12 @@ class SharedReplay:
         makers: list[tuple[int, int]] = []
         while len(rollouts) < unrolls:
             numbers = self._numbers.copy()
-            held = numbers.nonzero()[0]
-            rows = max(1, len(held) * self._envs)
+            filled = numbers.nonzero()[0]
+            rows = max(1, len(filled) * self._envs)
             row = int(torch.randint(rows, (), generator=self.generator, device="cpu"))
-            block = int(held[row // self._envs]) if len(held) else 0
+            block = 0
+            if len(filled):
+                block = int(filled[row // self._envs])
             if not self._file.try_lock(_BLOCK_LOCK + block, exclusive=False):
                 continue
             try:
@@ -194,14 +194,12 @@ class SharedReplay:
             column[block] = batch.get(name).narrow(int(name in timed), first, self._envs)
         self._finals[keys.FINAL_COUNT][block] = 0
         if keys.FINAL_INDEX in batch:
-            index, observations = (
-                batch.get(name) for name in (keys.FINAL_INDEX, keys.FINAL_OBSERVATION)
-            )
+            index = batch.get(keys.FINAL_INDEX)
+            observations = batch.get(keys.FINAL_OBSERVATION)
             mine = index[:, 1] // self._envs == number
             count = int(mine.sum())
-            self._finals[keys.FINAL_INDEX][block, :count] = index[mine] - index.new_tensor(
-                [0, first]
-            )
+            shifted = index[mine] - index.new_tensor([0, first])
+            self._finals[keys.FINAL_INDEX][block, :count] = shifted
             self._finals[keys.FINAL_OBSERVATION][block, :count] = observations[mine]
             self._finals[keys.FINAL_COUNT][block] = count
 
@@ -213,7 +211,10 @@ class SharedReplay:
             for name, column in self._columns.items()
         }
         count = int(self._finals[keys.FINAL_COUNT][block])
-        index, observations = (self._finals[name][block, :count] for name in keys.FINAL[::-1])
+        index = self._finals[keys.FINAL_INDEX][block, :count]
+        observations = self._finals[keys.FINAL_OBSERVATION][block, :count]
         mine = index[:, 1] == row
-        finals = index[mine] * torch.tensor([1, 0], device="cpu"), observations[mine], mine.sum()
-        return out | dict(zip((*keys.FINAL[::-1], keys.FINAL_COUNT), finals, strict=True))
+        out[keys.FINAL_INDEX] = index[mine] * torch.tensor([1, 0], device="cpu")
+        out[keys.FINAL_OBSERVATION] = observations[mine]
+        out[keys.FINAL_COUNT] = mine.sum()
+        return out

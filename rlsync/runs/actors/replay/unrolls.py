@@ -225,7 +225,12 @@ class UnrollReplay:
         """Read the unrolls at these positions; 0 is the oldest."""
         rows = self._unrolls.take(self._first + positions)
         timed = keys.timed_keys(self.records)
-        out = {key: rows[key].transpose(0, 1) if key in timed else rows[key] for key in self._form}
+        out: dict[str, Tensor] = {}
+        for key in self._form:
+            if key in timed:
+                out[key] = rows[key].transpose(0, 1)
+            else:
+                out[key] = rows[key]
         out[keys.REPLAYED] = torch.ones(len(positions), dtype=torch.bool, device="cpu")
         count = rows[_FINAL_COUNT]
         if count.any():
@@ -255,12 +260,12 @@ class RowStore:
         """Add rows; they overwrite the oldest ones."""
         before = self.written
         self.written = self.written + len(rows)
-        kept = rows[-self.capacity :]
-        if len(kept):
+        newest = rows[-self.capacity :]
+        if len(newest):
             numbers = torch.arange(
                 max(before, self.written - self.capacity), self.written, device="cpu"
             )
-            self._storage.set(numbers % self.capacity, kept)
+            self._storage.set(numbers % self.capacity, newest)
 
     def take(self, numbers: Tensor) -> TensorDict:
         """Copy the rows with these numbers. They must still be there."""
@@ -278,8 +283,10 @@ def _to_rows(
     columns = {}
     for key in known:
         if key in batch and key != keys.REPLAYED and key not in keys.FINAL:
-            tensor = batch.get(key).detach()
-            columns[key] = (tensor.transpose(0, 1) if key in timed else tensor).cpu()
+            column = batch.get(key).detach()
+            if key in timed:
+                column = column.transpose(0, 1)
+            columns[key] = column.cpu()
     rows = TensorDict(columns, columns[keys.REWARD].shape[:1])
     if keys.FINAL_INDEX not in batch:
         return rows, TensorDict({}, [0]), torch.zeros(len(rows), dtype=torch.int64, device="cpu")
@@ -295,7 +302,8 @@ def _must_fit(form: _Form, held: _Form) -> None:
     for key in sorted(form.keys() | held.keys()):
         if form.get(key) == held.get(key):
             continue
-        has, wants = (_in_words(one.get(key)) for one in (form, held))
+        has = _in_words(form.get(key))
+        wants = _in_words(held.get(key))
         problem = f"{key!r} of an unroll is {has}; the replay holds {wants}"
         cure = "give batches of one length and with the same keys, also where agents share a replay"
         raise ConfigError(problem, "UnrollReplay.extend", cure)
@@ -308,7 +316,9 @@ def _in_words(column: tuple[tuple[int, ...], torch.dtype] | None) -> str:
 
 
 def _check_keys(batch: TensorDictBase, known: Sequence[str]) -> None:
-    needed = [*keys.REQUIRED, *(keys.FINAL if any(key in batch for key in keys.FINAL) else ())]
+    needed = [*keys.REQUIRED]
+    if any(key in batch for key in keys.FINAL):
+        needed += keys.FINAL
     for key in needed:
         if key not in batch:
             raise keys.bad_batch(f"the batch has no {key!r}", batch, f"write {key!r}")

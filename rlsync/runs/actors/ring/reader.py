@@ -127,8 +127,9 @@ class RolloutRing:
         self._check_open()
         if self._when_full == "drop_oldest":
             self._drop_oldest()
-        if (taken := self._try_take()) is not None:
-            return taken
+        rollout = self._try_take()
+        if rollout is not None:
+            return rollout
         started = time.monotonic_ns()
         deadline = started + int(timeout_s * 1e9)
         for pause_s in pauses():
@@ -136,10 +137,11 @@ class RolloutRing:
             if left_ns <= 0:
                 break
             time.sleep(min(pause_s, left_ns / 1e9))
-            if (taken := self._try_take()) is not None:
+            rollout = self._try_take()
+            if rollout is not None:
                 break
         self._words[fmt.LEARNER_WAITED_NS] += time.monotonic_ns() - started
-        return taken
+        return rollout
 
     def give_back(self, taken: TakenRollout) -> None:
         """Free the slot, whose views must not be read after that; a second call does nothing."""
@@ -156,17 +158,23 @@ class RolloutRing:
         self._check_open()
         states = Counter(map(self._state, range(self._slot_count)))
         words = self._words
-        lines = [fmt.writer_line(writer) for writer in range(self._writer_count)]
+        written = 0
+        waited_ns = 0
+        dropped = words[fmt.DROPPED]
+        for line in map(fmt.writer_line, range(self._writer_count)):
+            written += words[line + fmt.WRITER_WRITTEN]
+            waited_ns += words[line + fmt.WRITER_WAITED_NS]
+            dropped += words[line + fmt.WRITER_DROPPED]
         return RingCounters(
             free=states[RolloutState.FREE],
             writing=states[RolloutState.WRITING],
             full=states[RolloutState.FULL],
             reading=states[RolloutState.READING],
-            written=sum(words[line + fmt.WRITER_WRITTEN] for line in lines),
+            written=written,
             taken=words[fmt.TAKEN],
-            worker_wait_s=sum(words[line + fmt.WRITER_WAITED_NS] for line in lines) / 1e9,
+            worker_wait_s=waited_ns / 1e9,
             learner_wait_s=words[fmt.LEARNER_WAITED_NS] / 1e9,
-            dropped=words[fmt.DROPPED] + sum(words[line + fmt.WRITER_DROPPED] for line in lines),
+            dropped=dropped,
         )
 
     def expect(self, writer: int) -> None:
@@ -182,16 +190,18 @@ class RolloutRing:
         self._check_open()
         words = self._words
         line = fmt.writer_line(writer)
+        text = b""
         size = words[line + fmt.WRITER_LAST_WORDS]
-        text = self._file.read(size, fmt.last_words_at(writer)) if size else b""
+        if size:
+            text = self._file.read(size, fmt.last_words_at(writer))
+        heartbeat_age_ns = max(0, time.monotonic_ns() - words[line + fmt.WRITER_HEARTBEAT_NS])
         return WriterStatus(
             writer=writer,
             pid=words[line + fmt.WRITER_PID],
             alive=self._file.is_locked(fmt.WRITER_LOCK + writer),
             ready=bool(words[line + fmt.WRITER_READY]),
             written=words[line + fmt.WRITER_WRITTEN],
-            heartbeat_age_s=max(0, time.monotonic_ns() - words[line + fmt.WRITER_HEARTBEAT_NS])
-            / 1e9,
+            heartbeat_age_s=heartbeat_age_ns / 1e9,
             last_words=text.decode(errors="replace"),
         )
 
@@ -225,18 +235,19 @@ class RolloutRing:
                 self._words[line + fmt.SLOT_STATE] = RolloutState.READING
                 self._words[fmt.TAKEN] += 1
                 self._count(slot)
-                taken = self._held[slot] = self._in_slot(slot)
-                return taken
+                rollout = self._in_slot(slot)
+                self._held[slot] = rollout
+                return rollout
             passed.add(writer)
         return None
 
     def _drop_oldest(self) -> None:
         """If writers wait, free the full slot that was filled first, unless it is the only one."""
         states = set(map(self._state, range(self._slot_count)))
-        if (
-            not states <= {RolloutState.FULL, RolloutState.READING}
-            or len(order := self._in_order()) < 2
-        ):
+        if not states <= {RolloutState.FULL, RolloutState.READING}:
+            return
+        order = self._in_order()
+        if len(order) < 2:
             return
         slot = order[0][1]
         if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
@@ -257,11 +268,13 @@ class RolloutRing:
     def _in_slot(self, slot: int) -> TakenRollout:
         line = fmt.slot_line(slot)
         words = self._words
-        writer, number, life = (
-            words[line + w] for w in (fmt.SLOT_WRITER, fmt.SLOT_NUMBER, fmt.SLOT_LIFE)
-        )
         return TakenRollout(
-            slot, writer, number, self._images.views(slot), self._images.image(slot), life
+            slot=slot,
+            writer=words[line + fmt.SLOT_WRITER],
+            number=words[line + fmt.SLOT_NUMBER],
+            views=self._images.views(slot),
+            image=self._images.image(slot),
+            life=words[line + fmt.SLOT_LIFE],
         )
 
     def _count(self, slot: int) -> None:
@@ -278,20 +291,20 @@ class RolloutRing:
         writer. The second sees all that came before what the first found: only the learner takes a slot out
         of FULL. Newer ones wait.
         """
-        found = self._full()
-        if not found:
+        first_look = self._full()
+        if not first_look:
             return []
-        last = max(found)
+        last = max(first_look)
         return sorted(full for full in self._full() if full <= last)
 
     def _full(self) -> list[tuple[int, int]]:
         # Nobody but the learner takes a slot from FULL to something else, so no look under the lock.
-        lines = ((slot, fmt.slot_line(slot)) for slot in range(self._slot_count))
-        return [
-            (self._words[line + fmt.SLOT_FILLED_NS], slot)
-            for slot, line in lines
-            if self._words[line + fmt.SLOT_STATE] == RolloutState.FULL
-        ]
+        full = []
+        for slot in range(self._slot_count):
+            line = fmt.slot_line(slot)
+            if self._words[line + fmt.SLOT_STATE] == RolloutState.FULL:
+                full.append((self._words[line + fmt.SLOT_FILLED_NS], slot))
+        return full
 
 
 def _check_range(what: str, value: int, most: int) -> None:
