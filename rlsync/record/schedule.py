@@ -326,6 +326,11 @@ class Comparison:
     others: int = 0
     alone: tuple[int, int] = (0, 0)  #: digests of each run for which the other has none
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether all digests of both are the same, and there are some."""
+        return self.equal > 0 and not self.unequal and not any(self.alone)
+
     def after(self, before: Comparison | None) -> Comparison:
         """This one and that of the lives before, all of whose digests are equal, as one."""
         if before is None:

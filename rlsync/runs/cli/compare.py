@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from rlsync.record.schedule import Life, lives_in, runs_compared
+from rlsync.record.schedule import runs_compared
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.life.output import EXIT_FAILED
-from rlsync.runs.life.run_folder import tell_without_end
+from rlsync.runs.life.run_folder import RecordedRun
 from rlsync.runs.plain import json_of
-from rlsync.runs.recipes.run_files import SCHEDULE
 
 _EXAMPLES = """examples:
   rlsync compare runs/a runs/b
@@ -30,18 +29,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("one", type=Path, help="a run's folder")
     parser.add_argument("other", type=Path, help="another one's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    given = parser.parse_args(arguments)
-    found = runs_compared(_lives(given.one), _lives(given.other))
-    if given.json:
-        print_document(json_of(asdict(found), None))
+    options = parser.parse_args(arguments)
+    runs = []
+    for folder in (options.one, options.other):
+        run = RecordedRun(folder)
+        run.tell_without_end(run.lives[-1])
+        runs.append(run)
+    one, other = runs
+    comparison = runs_compared(one.lives, other.lives)
+    if options.json:
+        print_document(json_of(asdict(comparison), None))
     else:
-        print(found)
-    if found.unequal or not found.equal or any(found.alone):
-        return EXIT_FAILED
-    return 0
-
-
-def _lives(run: Path) -> list[Life]:
-    lives = lives_in(run / SCHEDULE)
-    tell_without_end(run, lives[-1])
-    return lives
+        print(comparison)
+    if comparison.is_equal:
+        return 0
+    return EXIT_FAILED

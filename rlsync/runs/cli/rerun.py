@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 
-from rlsync import ConfigError, Rerun
-from rlsync.record.schedule import Comparison
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import trust
-from rlsync.runs.life.again import jobs_again, trainer_again, wanted
-from rlsync.runs.life.kept import config_of
+from rlsync.runs.life.again import RunAgain, made_again
 from rlsync.runs.life.output import EXIT_FAILED, output_read
-from rlsync.runs.life.run_folder import tell_without_end
-from rlsync.runs.machine import require_place
 from rlsync.runs.plain import json_of
-from rlsync.runs.recipes.rerun import lives_to_repeat
 from rlsync.runs.recipes.run_files import SCHEDULE
 
 _DESCRIPTION = f"""Make a run again, bit by bit, from its config, its seed and its {SCHEDULE}. The same
@@ -49,50 +42,31 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--into", type=Path, metavar="FOLDER", help=into)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
-    given = parser.parse_args(arguments)
-    chosen = wanted(lives_to_repeat(given.run, lambda at: config_of(at, given.trust)), given)
-    folder = _new_folder(given.run, given.into)
-    jobs = jobs_again(chosen, folder, given.trust)
+    options = parser.parse_args(arguments)
+    run = RunAgain(options.run, options.trust)
+    lives = run.chosen(options.first, options.until)
+    folder = run.new_folder(options.into)
+    ready = run.ready(lives, folder)
     folder.mkdir(parents=True)
-    trust.claim(folder, given.trust)
-    if not given.json:
+    trust.claim(folder, options.trust)
+    if not options.json:
         print(f"rerun {folder}", flush=True)
-    found: Comparison | None = None
     with output_read(folder):
-        for (life, _), job in zip(chosen, jobs, strict=True):
-            found = Rerun(life, given.until).run(trainer_again(life, job, folder)).after(found)
-            if found.unequal:
-                break
-    assert found is not None, "there is a life"
-    if given.until is None:
-        tell_without_end(given.run, chosen[-1][0])
+        comparison = made_again(ready, options.until)
+    if options.until is None:
+        last, _ = lives[-1]
+        run.tell_without_end(last)
     # as where an environment draws from elsewhere than its seed
-    if found.unequal and found.equal < 3:
+    if comparison.unequal and comparison.equal < 3:
+        _, config = lives[0]
         print(
-            f"look at the environment: rlsync doctor --env env.id={chosen[0][1].env.id}",
-            file=sys.stderr,
+            f"look at the environment: rlsync doctor --env env.id={config.env.id}", file=sys.stderr
         )
-    if given.json:
-        print_document(
-            json_of({"run": str(given.run), "rerun": str(folder), **asdict(found)}, None)
-        )
+    if options.json:
+        facts = {"run": str(options.run), "rerun": str(folder), **asdict(comparison)}
+        print_document(json_of(facts, None))
     else:
-        print(found)
-    if found.unequal or not found.equal:
-        return EXIT_FAILED
-    return 0
-
-
-def _new_folder(run: Path, into: Path | None) -> Path:
-    """The folder of the rerun; ConfigError if the one that was asked for is there already."""
-    numbered = (run / f"rerun-{number}" for number in count(1))
-    if into is None:
-        folder = next(path for path in numbered if not path.exists())
-    else:
-        folder = into
-    if folder.exists():
-        raise ConfigError(
-            f"{folder} is there already", "--into", "name a new folder: nothing is overwritten"
-        )
-    require_place(folder, "--into", "name a folder that you may write to")
-    return folder
+        print(comparison)
+    if comparison.is_equal:
+        return 0
+    return EXIT_FAILED

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlsync import ConfigError
 from rlsync.core.whole_file import check_folder
-from rlsync.record.schedule import Life, lives_in, named
+from rlsync.record.schedule import Life, named
 from rlsync.runs.cli.main import parser_of
 from rlsync.runs.cli.pictures import panels_for
-from rlsync.runs.life.run_folder import tell_without_end
-from rlsync.runs.recipes.run_files import SCHEDULE, TIMELINE
+from rlsync.runs.life.run_folder import RecordedRun
+from rlsync.runs.recipes.run_files import TIMELINE
 
 _EXAMPLES = """examples:
   rlsync timeline runs/2026-11-20/18-00-00-000000
@@ -29,45 +30,48 @@ exit status: 0 drawn or written, 2 no schedule, nothing to draw, a wrong file, o
 
 
 def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    runs = [RecordedRun(folder) for folder in dict.fromkeys(options.run)]
+    newest = [run.lives[-1] for run in runs]
+    lives = {}
+    for run, life in zip(runs, newest, strict=True):
+        part = life.between(options.begin * 1e3, options.end * 1e3)
+        if not part.events:
+            raise ConfigError(
+                "nothing was recorded in that time", str(run.schedule), "give another time"
+            )
+        lives[str(run.folder)] = part
+    if options.trace is None:
+        done = "drawn"
+        file = options.out or options.run[0] / TIMELINE
+        panels_for("rlsync timeline", file).lanes(lives).savefig(file)
+    else:
+        done = "written"
+        file = options.trace
+        check_folder(file)
+        file.write_text(json.dumps({"traceEvents": list(events(lives))}))
+    for run, life in zip(runs, newest, strict=True):
+        run.tell_without_end(life)
+    print(f"{done}     {file}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     about = "Draw who made which rollout with which version, and when each publish fell."
     parser = parser_of("timeline", about, _EXAMPLES)
-    told = "the run's folder, as rlsync train prints it; of several, the picture lies in the first"
-    parser.add_argument("run", type=Path, nargs="+", help=told)
+    run = "the run's folder, as rlsync train prints it; of several, the picture lies in the first"
+    parser.add_argument("run", type=Path, nargs="+", help=run)
     begin = "seconds, from here"
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="begin", help=begin)
     parser.add_argument(
         "--to", type=float, default=float("inf"), metavar="S", dest="end", help="until here"
     )
-    out = parser.add_mutually_exclusive_group()
-    out.add_argument(
-        "--out", type=Path, metavar="FILE.png", help=f"or .svg; default: {TIMELINE} in the run"
-    )
+    form = parser.add_mutually_exclusive_group()
+    out = f"or .svg; default: {TIMELINE} in the run"
+    form.add_argument("--out", type=Path, metavar="FILE.png", help=out)
     trace = "write Chrome's trace format in place of a picture; Perfetto opens millions of events"
-    out.add_argument("--trace", type=Path, metavar="FILE.json", help=trace)
-    given = parser.parse_args(arguments)
-    lives = {}
-    newest = {run: lives_in(run / SCHEDULE)[-1] for run in given.run}
-    for run, last in newest.items():
-        life = lives[str(run)] = last.between(given.begin * 1e3, given.end * 1e3)
-        if not life.events:
-            raise ConfigError(
-                "nothing was recorded in that time", str(run / SCHEDULE), "give another time"
-            )
-    written = given.trace or given.out or given.run[0] / TIMELINE
-    if given.trace is not None:
-        check_folder(given.trace)
-        found = [
-            event
-            for n, (name, life) in enumerate(lives.items(), 1)
-            for event in events(n, name, life)
-        ]
-        given.trace.write_text(json.dumps({"traceEvents": found}))
-    else:
-        panels_for("rlsync timeline", written).lanes(lives).savefig(written)
-    for run, last in newest.items():
-        tell_without_end(run, last)
-    print(f"{'drawn' if given.trace is None else 'written'}     {written}")
-    return 0
+    form.add_argument("--trace", type=Path, metavar="FILE.json", help=trace)
+    return parser
 
 
 #: The threads of a trace. Viewers keep number 0 for the machine itself.
@@ -75,8 +79,14 @@ _LEARNER = 1
 _WORKERS = 2
 
 
-def events(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:
-    """The events of a trace: a process for the run, in it a thread for the learner and for each worker."""
+def events(lives: Mapping[str, Life]) -> Iterator[dict[str, Any]]:
+    """The events of a trace, of one or several runs by their names."""
+    for number, (name, life) in enumerate(lives.items(), 1):
+        yield from _events_of(number, name, life)
+
+
+def _events_of(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:
+    """A process for the run, in it a thread for the learner and for each worker."""
 
     def event(
         phase: str, thread: int, ms: float, name: str, args: dict[str, Any]
@@ -88,12 +98,14 @@ def events(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:
     for worker in sorted({rollout.worker for rollout in life.rollouts}):
         yield event("M", _WORKERS + worker, 0, "thread_name", {"name": named(worker)})
     for rollout, begin_ms in life.spans():
-        version = f"version {rollout.version}{', dropped' if rollout.dropped else ''}"
-        told = {"life": rollout.life, "number": rollout.number}
-        whole = event("X", _WORKERS + rollout.worker, begin_ms, version, told)
-        yield whole | {"dur": (rollout.ms - begin_ms) * 1000}
+        title = f"version {rollout.version}"
+        if rollout.dropped:
+            title += ", dropped"
+        facts = {"life": rollout.life, "number": rollout.number}
+        bar = event("X", _WORKERS + rollout.worker, begin_ms, title, facts)
+        yield bar | {"dur": (rollout.ms - begin_ms) * 1000}
     for publish in life.publishes:
-        told = {"optimizer steps": publish.optim_steps}
-        yield event("i", _LEARNER, publish.ms, f"publish {publish.version}", told) | {"s": "t"}
+        steps = {"optimizer steps": publish.optim_steps}
+        yield event("i", _LEARNER, publish.ms, f"publish {publish.version}", steps) | {"s": "t"}
     for note in life.notes:
         yield event("i", _LEARNER, note["ms"], note["event"], {}) | {"s": "t"}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from rlsync import ConfigError, Receipt
-from rlsync.record.schedule import Life
+from rlsync.record.schedule import Life, lives_in
 from rlsync.runs.config.trust import config_in
 from rlsync.runs.life.state import name_it
 from rlsync.runs.recipes.run_files import (
@@ -31,12 +31,25 @@ from rlsync.runs.recipes.run_files import (
 Numbers = NDArray[np.float64]
 
 
-def tell_without_end(run: Path, last: Life) -> None:
-    """Say how far the schedule of a run goes whose last life has no end, as that of a killed one."""
-    if not any(note["event"] == "end" for note in last.notes):
-        newest = max((publish.version for publish in last.publishes), default=0)
+class RecordedRun:
+    """A run as its schedule has recorded it, opened by its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.schedule = folder / SCHEDULE
+
+    @cached_property
+    def lives(self) -> list[Life]:
+        """All its lives, oldest first; ConfigError if they cannot be read, or have no rollouts."""
+        return lives_in(self.schedule)
+
+    def tell_without_end(self, life: Life) -> None:
+        """Say on stderr how far the schedule goes if this life has no end, as that of a killed run."""
+        if any(note["event"] == "end" for note in life.notes):
+            return
+        newest = max((publish.version for publish in life.publishes), default=0)
         why = "the run goes on or was killed, or the file was cut off"
-        print(f"{run / SCHEDULE} stops at version {newest}, without an end: {why}", file=sys.stderr)
+        print(f"{self.schedule} stops at version {newest}, without an end: {why}", file=sys.stderr)
 
 
 class NotRecorded(Exception):

@@ -240,7 +240,7 @@ def test_a_frame_is_told_and_compared_with_the_row_that_the_run_keeps(
     assert all(len(each) == 16 for each in told["digests"].values())
     assert {path.name for path in (tmp_path / "run").iterdir()} == files, "nothing was written"
 
-    monkeypatch.setattr("rlsync.runs.cli.frame.kept_frame", lambda *_: {"action": torch.zeros(2)})
+    monkeypatch.setattr("rlsync.runs.life.again.kept_frame", lambda *_: {"action": torch.zeros(2)})
     assert main(["frame", given.run_dir, "7", "--trust"]) == 1
     said = capsys.readouterr().out
     assert "'stored action': False" in said
