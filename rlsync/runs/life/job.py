@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,19 +16,16 @@ from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.core.errors import warn
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.config import own_hydra
-from rlsync.runs.config.command_line import CommandLine, spelled, values_of
+from rlsync.runs.config.command_line import CommandLine, spelled
 from rlsync.runs.config.composing import BEFORE, composition, file_before, told, written
-from rlsync.runs.config.refusals import parsed
 from rlsync.runs.life.resume import Change, change_errors, changes, checkpoint_in, require_fit
-from rlsync.runs.life.state import ended, learner_in
+from rlsync.runs.life.state import learner_in
 from rlsync.runs.machine import require_checkpoints, require_place
 from rlsync.runs.recipes import checks
-from rlsync.runs.recipes.bounds import caught
-from rlsync.runs.recipes.checkpoints import checkpoint_at
 from rlsync.runs.recipes.evaluating import require_screen
 from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
-from rlsync.runs.recipes.run_files import CHECKPOINT, RECEIPTS, agent_folder, agents_in
+from rlsync.runs.recipes.run_files import CHECKPOINT, RECEIPTS, agent_folder
 from rlsync.runs.recipes.settings import Config
 
 T = TypeVar("T")
@@ -205,7 +201,10 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
                     apart=apart,
                 )
                 if population:
-                    agents, wrong = _agents(line, words, made.config)
+                    # loads what no other run needs
+                    from rlsync.runs.life.population import agents_of
+
+                    agents, wrong = agents_of(line, words, made.config)
                     errors += wrong
                     facts["agents"] = (
                         f"{recipe.agents}, which differ in {recipe.vary or 'their seeds'}"
@@ -219,84 +218,6 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
     for error in errors:
         once.setdefault((error.what, error.cure), error)
     return jobs, list(once.values())
-
-
-def _agents(
-    line: CommandLine, words: Sequence[str], whole: Config
-) -> tuple[dict[int, Config], list[RlsyncError]]:
-    """The configs of a population's agents that have not ended, by number, and all that is wrong."""
-    errors: list[RlsyncError] = []
-    if whole.resume is not None and not agents_in(Path(whole.resume)):
-        cure = "leave recipe.agents out, or start a population anew without resume"
-        errors.append(ConfigError(f"{whole.resume} has no agents", f"resume={whole.resume}", cure))
-    varied, wrong = _varied(whole)
-    errors += wrong
-    if errors:
-        return {}, errors
-
-    own = [word for word in words if not word.startswith(("resume=", "run_dir="))]
-    agents: dict[int, Config] = {}
-    spaces: Any = None
-    for number in range(whole.recipe.population()):
-        before = None if whole.resume is None else agent_folder(whole.resume, number)
-        if before is not None and _has_all_frames(before, whole.recipe.total_frames):
-            continue
-        differs = [each[number] for each in varied]
-        if before is not None and checkpoint_at(before) is not None:
-            differs.append(f"resume='{before}'")
-        job, wrong = _agent(line, [*own, *differs], whole, number)
-        errors += wrong
-        if job is not None:
-            agents[number] = job.config
-            spaces = job.spaces
-
-    if agents and not errors:
-        from rlsync.runs.recipes.impala.recipe import shared_replay  # loads what no other run needs
-
-        errors += caught(lambda: shared_replay([*agents.values()], spaces)[0].close())
-    elif not errors:
-        problem = "all agents of this population have ended"
-        errors.append(
-            ConfigError(problem, f"resume={whole.resume}", "give more recipe.total_frames")
-        )
-    return agents, errors
-
-
-def _varied(whole: Config) -> tuple[list[list[str]], list[RlsyncError]]:
-    """For each key in which agents differ an override for each agent, and what is wrong with them."""
-    recipe: Any = whole.recipe
-    errors: list[RlsyncError] = []
-    varied = []
-    for key, values in (recipe.vary or {}).items():
-        text = ",".join(map(json.dumps, values)) if isinstance(values, list) else values
-        each = values_of(parsed(f"recipe.{key}={text}"))
-        if len(each) != recipe.population():
-            problem = (
-                f"recipe.vary has {len(each)} values of {key} for {recipe.population()} agents"
-            )
-            errors.append(ConfigError(problem, "recipe.vary", "give a value for each agent"))
-        varied.append(each)
-    return varied, errors
-
-
-def _has_all_frames(agent: Path, frames: int) -> bool:
-    """Whether an agent of the run before has ended well, with all frames that it is to have now."""
-    end = ended(agent)
-    return end is not None and end.status == 0 and (end.frames or 0) >= frames
-
-
-def _agent(
-    line: CommandLine, words: Sequence[str], whole: Config, number: int
-) -> tuple[Job | None, list[RlsyncError]]:
-    """The job of one agent, in a folder and with a seed of its own, and what is wrong with it."""
-    made, errors = composition(line, words)
-    if made is None:
-        return None, [*errors]
-    folder = None if whole.run_dir is None else str(agent_folder(whole.run_dir, number))
-    alone: Any = replace(made.config.recipe, agents=1, vary=None)  # type: ignore[call-arg]
-    agent = replace(made.config, recipe=alone, run_dir=folder, seed=whole.seed + number)
-    job, wrong = examined(agent, trusted=line.trusted, config_dir=line.config_dir)
-    return job, [*errors, *wrong]
 
 
 def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:

@@ -1,11 +1,13 @@
 """A population: learners in processes of their own, each an ordinary run, which share one replay.
 
-This process makes the replay, starts the agents and waits for them. By a pipe it tells each of them to end,
-in good order; if this process dies, the pipe tells so, too. An agent that dies leaves the others alone.
+A command line gives each agent its config. Then this process makes the replay, starts the agents and waits for
+them. By a pipe it tells each of them to end, in good order; if this process dies, the pipe tells so, too. An agent
+that dies leaves the others alone.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
@@ -15,19 +17,110 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from rlsync import Forkserver, RlsyncError, WorkerLost
+from rlsync import ConfigError, Forkserver, RlsyncError, WorkerLost
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
+from rlsync.runs.config.command_line import CommandLine, values_of
+from rlsync.runs.config.composing import composition
+from rlsync.runs.config.refusals import parsed
 from rlsync.runs.life.ending import Ending, Interrupts
 from rlsync.runs.life.job import Job, examined
 from rlsync.runs.life.output import exit_status, output_read
-from rlsync.runs.life.state import PLAIN_EVERY_S
+from rlsync.runs.life.state import PLAIN_EVERY_S, ended
 from rlsync.runs.life.training import begun, train_job
-from rlsync.runs.recipes.bounds import refuse
-from rlsync.runs.recipes.run_files import AGENTS, OUTPUT, agent_folder, best_agent, statistics_in
+from rlsync.runs.recipes.bounds import caught, refuse
+from rlsync.runs.recipes.checkpoints import checkpoint_at
+from rlsync.runs.recipes.impala.recipe import shared_replay
+from rlsync.runs.recipes.run_files import (
+    AGENTS,
+    OUTPUT,
+    agent_folder,
+    agents_in,
+    best_agent,
+    statistics_in,
+)
 from rlsync.runs.recipes.settings import Config
 from rlsync.sync.families import let_forks_use_cuda, start_as
 from rlsync.sync.processes import ending as ending_of
+
+
+def agents_of(
+    line: CommandLine, words: Sequence[str], whole: Config
+) -> tuple[dict[int, Config], list[RlsyncError]]:
+    """The configs of a population's agents that have not ended, by number, and all that is wrong."""
+    errors: list[RlsyncError] = []
+    if whole.resume is not None and not agents_in(Path(whole.resume)):
+        cure = "leave recipe.agents out, or start a population anew without resume"
+        errors.append(ConfigError(f"{whole.resume} has no agents", f"resume={whole.resume}", cure))
+    varied, wrong = _varied(whole)
+    errors += wrong
+    if errors:
+        return {}, errors
+
+    common = [word for word in words if not word.startswith(("resume=", "run_dir="))]
+    agents: dict[int, Config] = {}
+    spaces: Any = None
+    for number in range(whole.recipe.population()):
+        overrides = [*common, *(each[number] for each in varied)]
+        if whole.resume is not None:
+            before = agent_folder(whole.resume, number)
+            if _has_all_frames(before, whole.recipe.total_frames):
+                continue
+            if checkpoint_at(before) is not None:
+                overrides.append(f"resume='{before}'")
+        job, wrong = _agent(line, overrides, whole, number)
+        errors += wrong
+        if job is not None:
+            agents[number] = job.config
+            spaces = job.spaces
+
+    if agents and not errors:
+        errors += caught(lambda: shared_replay([*agents.values()], spaces)[0].close())
+    elif not errors:
+        problem = "all agents of this population have ended"
+        cure = "give more recipe.total_frames"
+        errors.append(ConfigError(problem, f"resume={whole.resume}", cure))
+    return agents, errors
+
+
+def _varied(whole: Config) -> tuple[list[list[str]], list[RlsyncError]]:
+    """For each key in which agents differ an override for each agent, and what is wrong with them."""
+    recipe: Any = whole.recipe
+    errors: list[RlsyncError] = []
+    varied = []
+    for key, values in (recipe.vary or {}).items():
+        if isinstance(values, list):
+            values = ",".join(map(json.dumps, values))
+        overrides = values_of(parsed(f"recipe.{key}={values}"))
+        if len(overrides) != recipe.population():
+            count = len(overrides)
+            problem = f"recipe.vary has {count} values of {key} for {recipe.population()} agents"
+            errors.append(ConfigError(problem, "recipe.vary", "give a value for each agent"))
+        varied.append(overrides)
+    return varied, errors
+
+
+def _has_all_frames(agent: Path, frames: int) -> bool:
+    """Whether an agent of the run before has ended well, with all frames that it is to have now."""
+    end = ended(agent)
+    return end is not None and end.status == 0 and (end.frames or 0) >= frames
+
+
+def _agent(
+    line: CommandLine, words: Sequence[str], whole: Config, number: int
+) -> tuple[Job | None, list[RlsyncError]]:
+    """The job of one agent, in a folder and with a seed of its own, and what is wrong with it."""
+    composed, errors = composition(line, words)
+    if composed is None:
+        return None, [*errors]
+    folder = None
+    if whole.run_dir is not None:
+        folder = str(agent_folder(whole.run_dir, number))
+    recipe: Any = replace(composed.config.recipe, agents=1, vary=None)  # type: ignore[call-arg]
+    config = replace(composed.config, recipe=recipe, run_dir=folder, seed=whole.seed + number)
+    job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
+    return job, [*errors, *wrong]
 
 
 def train_population(job: Job, parent: Connection | None = None) -> int:
@@ -36,8 +129,6 @@ def train_population(job: Job, parent: Connection | None = None) -> int:
     WorkerLost, when all others have ended, if an agent was killed or failed. ``parent``: see
     :class:`Interrupts`.
     """
-    from rlsync.runs.recipes.impala.recipe import shared_replay
-
     run_dir = begun(job)
     file, replay = shared_replay([*job.agents.values()], job.spaces)
     with closing(file):
