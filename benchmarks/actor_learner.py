@@ -39,7 +39,7 @@ from peers.rounds import alone, compare, median, shown
 from peers.venvs import RLLIB, SAMPLE_FACTORY
 from peers.watch import Figures, figures
 
-from rlsync.runs.machine import bfloat16_instructions
+from rlsync.tensors.device import bfloat16_instructions
 
 PEERS = Path(__file__).parent / "peers"
 APPO, TORCHRL, RAY, RLLIB_PEER = "sample_factory", "torchrl", "rlsync-ray", "rllib"

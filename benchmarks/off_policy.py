@@ -46,7 +46,7 @@ from peers.venvs import RLOX, SBX, STABLE_BASELINES
 from peers.watch import Sample
 from peers.whole import Pick, least, whole, whole_table
 
-from rlsync.runs.machine import bfloat16_instructions
+from rlsync.tensors.device import bfloat16_instructions
 
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = ("torch", "stable-baselines3", "rlox", "torchrl", "tensordict", "gymnasium", "numpy")

@@ -336,7 +336,7 @@ def fork_workers() -> Iterator[None]:
 def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainers that a verb builds apart are built in a child of the fork server, not in a new interpreter."""
     server = multiprocessing.get_context("forkserver")
-    monkeypatch.setattr("rlsync.runs.cli.users_trainer.multiprocessing.get_context", lambda method: server)
+    monkeypatch.setattr("rlsync.runs.life.apart.multiprocessing.get_context", lambda method: server)
 
 
 @pytest.fixture

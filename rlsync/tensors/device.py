@@ -238,3 +238,11 @@ def return_freed_memory() -> None:
     gc.collect()
     with suppress(AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def bfloat16_instructions() -> list[str] | None:
+    """This CPU's bfloat16 instructions, without which convolutions take ten times as long; None: unknown."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return None
+    capabilities = torch.cpu.get_capabilities()
+    return [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]

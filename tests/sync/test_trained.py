@@ -16,10 +16,10 @@ from torchrl.objectives import A2CLoss
 from torchrl.trainers import Trainer
 
 from rlsync import Source, SyncWeights, WeightBoard, resolve
-from rlsync.runs.cli.doctor import findings_of
 from rlsync.runs.cli.main import main
 from rlsync.tensors.device import Covered
 from rlsync.torchrl_plugin.examine.examine import examine
+from rlsync.torchrl_plugin.examine.findings import findings_of
 from tests.tools.parts import (
     make_a2c_loss,
     make_a2c_trainer,

@@ -24,7 +24,6 @@ from rlsync import Every, SyncWeights, VerifySync
 from rlsync.core.ledger import Stamp
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.ring.writer import RingWriter
-from rlsync.runs.cli.doctor import findings_of
 from rlsync.runs.recipes.impala import (
     Categorical,
     CollectSettings,
@@ -40,6 +39,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
 from rlsync.torchrl_plugin.examine.examine import Outcome, examine
+from rlsync.torchrl_plugin.examine.findings import findings_of
 from rlsync.transport.board.reader import BoardReader
 from rlsync.transport.board.slots import Staging
 from rlsync.transport.board.writer import BoardWriter

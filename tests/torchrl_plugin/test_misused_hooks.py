@@ -36,13 +36,13 @@ from rlsync import (
     WatchWorkers,
 )
 from rlsync.core.trigger import Trigger
-from rlsync.runs.cli.doctor import findings_of
 from rlsync.runs.recipes.hooks.finite import StopIfNotFinite
 from rlsync.runs.recipes.hooks.measuring import StalenessHistogram
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns, EpsilonDecay
 from rlsync.sync.trained import Gradients, Training
 from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.examine.examine import examine
+from rlsync.torchrl_plugin.examine.findings import findings_of
 from tests.laws.zoo.parts import actor_of
 from tests.tools.parts import (
     ACTIONS,

@@ -20,8 +20,8 @@ import torch
 
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.core.ledger import Stamp
-from rlsync.runs.cli import machine
 from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.torchrl_plugin.examine import machine
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.shared_file import KIND_VARIABLE, FolderFile, SharedFile, kind
 from tests.tools.parts.namespaces import may_unshare

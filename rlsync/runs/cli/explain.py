@@ -8,12 +8,13 @@ import sys
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, SyncPlan, SyncWeights
-from rlsync.runs.cli import users_trainer
 from rlsync.runs.cli.main import parser_of, print_document
-from rlsync.runs.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.runs.config import command_line, trust
+from rlsync.runs.life import users_trainer
+from rlsync.runs.life.apart import TIMEOUT_S, Failed, Say, run_apart
 from rlsync.runs.life.job import jobs_of
 from rlsync.runs.life.training import prepare_process, shut_down
+from rlsync.runs.life.users_trainer import FORM, MEANING, NamedTrainer
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 _EXAMPLES = """examples:
@@ -41,15 +42,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "target", nargs="*", help=f"overrides as for rlsync train, or {FORM}: {MEANING}"
     )
-    given = parser.parse_args(arguments)
-    own = [] if given.config_dir is None else ["--config-dir", given.config_dir]
-    own += [trust.FLAG] if given.trust else []
-    target = named_target(given.target)
+    options = parser.parse_args(arguments)
+    flags = []
+    if options.config_dir is not None:
+        flags += ["--config-dir", options.config_dir]
+    if options.trust:
+        flags.append(trust.FLAG)
+    target = named_target(options.target)
     if target is None:
-        plan = plan_of_config([*own, *given.target])
+        plan = plan_of_config([*flags, *options.target])
     else:
-        plan = plan_apart(target, given.timeout_s)
-    if given.json:
+        plan = plan_apart(target, options.timeout_s)
+    if options.json:
         print_document(plan.to_json())
     else:
         print(plan.table())
@@ -81,11 +85,11 @@ def plan_of_config(arguments: list[str]) -> SyncPlan:
 
 def plan_apart(target: NamedTrainer, timeout_s: float) -> SyncPlan:
     """The plan of a user's trainer, which is built in another process."""
-    said = users_trainer.run_apart(_plan, target, timeout_s)
-    if isinstance(said, users_trainer.Failed):
-        raise RlsyncError(said.why, target.where, said.cure)
-    assert isinstance(said, SyncPlan)
-    return said
+    plan = run_apart(_plan, target, timeout_s)
+    if isinstance(plan, Failed):
+        raise RlsyncError(plan.why, target.where, plan.cure)
+    assert isinstance(plan, SyncPlan)
+    return plan
 
 
 def _plan(target: NamedTrainer, timeout_s: float, say: Say) -> None:
@@ -96,8 +100,7 @@ def _plan(target: NamedTrainer, timeout_s: float, say: Say) -> None:
 def plan_of(trainer: Trainer) -> SyncPlan:
     """The plan of the SyncWeights hook that a trainer has for its own collector; or else for another."""
     syncs = [module for module in registered_modules(trainer) if isinstance(module, SyncWeights)]
-    own = [sync for sync in syncs if sync.feeds is trainer.collector]
-    for sync in own or syncs:
+    for sync in sorted(syncs, key=lambda sync: sync.feeds is not trainer.collector):
         return sync.plan
     cure = "SyncWeights({...}).register(trainer) before the function returns"
     raise ConfigError("the trainer has no SyncWeights hook", type(trainer).__name__, cure)

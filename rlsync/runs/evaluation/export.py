@@ -19,12 +19,12 @@ from torch import Tensor
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.errors import first_line
+from rlsync.core.machine import has_package
 from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.vectors import Envs
 from rlsync.runs.actors.player import State, check_fits
 from rlsync.runs.evaluation.policy import Policy
-from rlsync.runs.machine import has_package
 
 OBSERVATIONS = 1000  #: how many observations a file is compared on
 

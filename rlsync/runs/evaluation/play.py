@@ -21,12 +21,12 @@ from torch import Tensor
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.errors import first_line
+from rlsync.core.machine import has_package
 from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, EnvStep, ListedEnvs
 from rlsync.runs.actors.player import Player, Seat
-from rlsync.runs.machine import has_package
 
 _AT_ONCE = 8  #: how many environments play at once, at most
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rlsync import BoardClosed, ConfigError, RlsyncError
 from rlsync.core.errors import first_line
+from rlsync.core.machine import cure_of, machines
 from rlsync.core.plan import POLICY
 from rlsync.core.whole_file import write_whole
 from rlsync.runs.actors.devices import CPU
@@ -40,7 +41,6 @@ from rlsync.runs.evaluation.play import (
     filmed,
     play,
 )
-from rlsync.runs.machine import cure_of, machines
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import EVALUATOR
 from rlsync.transport.board.reader import BoardHandle, BoardReader

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, Rerun
+from rlsync.core.machine import require_place
 from rlsync.record.schedule import Comparison, Life, named
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.specs import make_venv
@@ -24,7 +25,6 @@ from rlsync.runs.life.output import output_read
 from rlsync.runs.life.resume import load
 from rlsync.runs.life.run_folder import RecordedRun
 from rlsync.runs.life.training import prepare_process
-from rlsync.runs.machine import require_place
 from rlsync.runs.recipes.bounds import refuse
 from rlsync.runs.recipes.parts import making
 from rlsync.runs.recipes.rerun import (

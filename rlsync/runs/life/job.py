@@ -14,13 +14,13 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.core.errors import warn
+from rlsync.core.machine import require_checkpoints, require_place
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.config import own_hydra
 from rlsync.runs.config.command_line import CommandLine, spelled
 from rlsync.runs.config.composing import BEFORE, composition, file_before, told, written
 from rlsync.runs.life.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.runs.life.state import learner_in
-from rlsync.runs.machine import require_checkpoints, require_place
 from rlsync.runs.recipes import checks
 from rlsync.runs.recipes.evaluating import require_screen
 from rlsync.runs.recipes.registry import Recipe, recipe_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from rlsync import ConfigError, RlsyncError, SyncMapError
-from rlsync.runs.machine import cure_of, machines
+from rlsync.core.machine import cure_of, machines
 
 EXIT_FAILED = 1
 

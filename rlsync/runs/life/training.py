@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, Stop, SyncWeights
+from rlsync.core.machine import keep_freed_memory
 from rlsync.core.whole_file import write_whole
 from rlsync.record.planned import PlannedHandle
 from rlsync.runs.config import trust
@@ -32,7 +33,6 @@ from rlsync.runs.life.job import Job
 from rlsync.runs.life.output import output_read
 from rlsync.runs.life.resume import load
 from rlsync.runs.life.state import EVERY_S, PLAIN_EVERY_S
-from rlsync.runs.machine import keep_freed_memory
 from rlsync.runs.recipes.hooks.measuring import InSummary, StatisticsHook
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.pure import PureStepper

@@ -27,9 +27,9 @@ from torchrl.checkpoint import Checkpoint
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.core.errors import first_line, warn
+from rlsync.core.machine import cure_of, link_or_copy, machines
 from rlsync.core.whole_file import CANNOT, digest_of, flush, reserve, write_whole
 from rlsync.runs.compat.checkpoints import StagedCheckpoint
-from rlsync.runs.machine import cure_of, link_or_copy, machines
 from rlsync.runs.recipes.replay.row_segments import INDEX, digests_in
 from rlsync.runs.recipes.run_files import CHECKPOINT, DIGESTS
 

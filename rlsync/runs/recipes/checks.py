@@ -16,14 +16,15 @@ from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.extensions import imported, installed
+from rlsync.core.machine import affine_cores, has_package
 from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.evaluation.play import check_packages
-from rlsync.runs.machine import affine_cores, bfloat16_instructions, has_package
 from rlsync.runs.recipes.bounds import bound_errors, caught, refuse
 from rlsync.runs.recipes.registry import SHIPPED, recipe_named
 from rlsync.runs.recipes.run_files import BEST_VIDEO
 from rlsync.runs.recipes.settings import BFLOAT16, LOGGER_PACKAGES, LOGGERS, Config
 from rlsync.runs.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
+from rlsync.tensors.device import bfloat16_instructions
 from rlsync.transport.board.format import DATA_AT
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.

@@ -16,10 +16,10 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError
 from rlsync.core.ledger import Reserved
+from rlsync.core.machine import link_or_copy
 from rlsync.core.whole_file import digest_of
 from rlsync.record.record_schedule import stop
 from rlsync.record.schedule import Life, Rollout, lives_in
-from rlsync.runs.machine import link_or_copy
 from rlsync.runs.recipes.checkpoints import checkpoint_at
 from rlsync.runs.recipes.replay.row_segments import INDEX, Segment, read
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig

@@ -31,11 +31,10 @@ from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightS
 
 from rlsync import BoardScheme, Every, SyncWeights, WatchWorkers
 from rlsync.runs.cli import doctor
-from rlsync.runs.cli import machine as doctor_machine
-from rlsync.runs.cli.doctor import findings_of
-from rlsync.runs.cli.machine import Finding, worst
 from rlsync.runs.cli.main import main
+from rlsync.torchrl_plugin.examine import machine as doctor_machine
 from rlsync.torchrl_plugin.examine.examine import Examination, Outcome, examine, marked
+from rlsync.torchrl_plugin.examine.findings import Finding, findings_of, worst
 from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers
 from rlsync.transport.shared_file import KIND_VARIABLE, FileAddress, SharedFile, kind
 from tests.tools.parts import (

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from rlsync.core.errors import RlsyncError, printable
 from rlsync.core.path import parse
-from rlsync.runs.cli import machine
 from rlsync.runs.cli.main import main
 from rlsync.runs.config.reference import reference
 from rlsync.runs.evaluation.play import Score
@@ -28,6 +27,7 @@ from rlsync.runs.recipes.bounds import caught
 from rlsync.runs.recipes.checks import file_errors
 from rlsync.runs.recipes.registry import names
 from rlsync.runs.recipes.settings import CollectorConfig, Config
+from rlsync.torchrl_plugin.examine import machine
 from rlsync.transport.board.writer import BoardWriter
 from tests.runs.cli.test_main import REPO
 from tests.tools.parts.namespaces import may_unshare

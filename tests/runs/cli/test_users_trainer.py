@@ -11,7 +11,8 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError
 from rlsync.runs.cli.main import main
-from rlsync.runs.cli.users_trainer import Failed, Say, Stage, build, run_apart, target_of
+from rlsync.runs.life.apart import Failed, Say, Stage, run_apart
+from rlsync.runs.life.users_trainer import build, target_of
 from tests.tools.parts import is_alive, wait_until
 from tests.tools.running import in_three_lines
 

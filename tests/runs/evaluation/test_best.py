@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.machine import machines
 from rlsync.runs.evaluation.process import Best, best_in
-from rlsync.runs.machine import machines
 
 
 @pytest.fixture

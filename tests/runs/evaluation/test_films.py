@@ -15,12 +15,12 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.machine import has_package
 from rlsync.runs.actors.envs.specs import AtariEnvs, GymnasiumEnvs, TorchRLEnvs, make_venv
 from rlsync.runs.actors.player import Player
 from rlsync.runs.evaluation.play import FilmedAtari, film, filmed, play
 from rlsync.runs.evaluation.process import EvaluationFilms, Filming, video_of_version
 from rlsync.runs.life.job import examined
-from rlsync.runs.machine import has_package
 from rlsync.runs.recipes.impala import Categorical, ImpalaNet
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.run_files import BEST_VIDEO, EVALUATIONS, VIDEOS

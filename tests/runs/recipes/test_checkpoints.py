@@ -23,9 +23,8 @@ from torch import nn, optim
 from torchrl.checkpoint import Checkpoint
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from rlsync.core import whole_file
+from rlsync.core import machine, whole_file
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
-from rlsync.runs import machine
 from rlsync.runs.life.state import begin
 from rlsync.runs.recipes import checkpoints, ppo
 from rlsync.runs.recipes import trainer as recipe_trainer

@@ -15,8 +15,8 @@ from typing import Any
 
 from rlsync import ConfigError
 from rlsync.core.errors import first_line
+from rlsync.core.machine import has_package
 from rlsync.core.whole_file import write_whole
-from rlsync.runs.machine import has_package
 from rlsync.transport.contract import ReaderStatus
 
 CONNECT_TIMEOUT_S = 5.0  #: how long a cluster may take to accept a connection

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.runs.machine import has_package
+from rlsync.core.machine import has_package
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
 from rlsync.runs.recipes.settings import Config, RenderedConfig

@@ -25,9 +25,9 @@ from torchrl.data.replay_buffers import TensorStorage
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.core.errors import first_line, warn
+from rlsync.core.machine import cure_of, machines
 from rlsync.core.whole_file import digest_of
 from rlsync.runs.compat import replay
-from rlsync.runs.machine import cure_of, machines
 
 #: What reading a damaged segment can raise.
 _DAMAGED = (

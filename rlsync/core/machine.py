@@ -1,4 +1,4 @@
-"""What this machine has and what it refuses: cores, instructions, packages, folders; cures in words."""
+"""What this machine has and what it refuses: cores, memory, packages, folders; cures in words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import torch
 
 from rlsync.core.errors import ConfigError, causes, first_line
 from rlsync.core.whole_file import CANNOT, require_writable
@@ -141,14 +139,6 @@ def link_or_copy(file: str | Path, beside: str | Path) -> None:
         os.link(file, beside)
     except OSError:
         shutil.copy2(file, beside)
-
-
-def bfloat16_instructions() -> list[str] | None:
-    """This CPU's bfloat16 instructions, without which convolutions take ten times as long; None: unknown."""
-    if not hasattr(torch.cpu, "get_capabilities"):
-        return None
-    capabilities = torch.cpu.get_capabilities()
-    return [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
 
 
 #: Parameter numbers of mallopt(3).

@@ -13,9 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from packaging.requirements import Requirement
@@ -25,28 +23,14 @@ from torch import nn
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.ledger import Stamp
-from rlsync.runs.machine import affine_cores, bfloat16_instructions, require_checkpoints
+from rlsync.core.machine import affine_cores, require_checkpoints
+from rlsync.tensors.device import bfloat16_instructions
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
+from rlsync.torchrl_plugin.examine.findings import Finding, Grade
 from rlsync.transport.board.format import DATA_AT
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.shared_file import KIND_VARIABLE, PAGE_BYTES, SharedFile
-
-Grade = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    verdict: Grade
-    what: str
-    found: str
-    cure: str = ""
-
-
-def worst(findings: list[Finding]) -> Grade:
-    order: tuple[Grade, ...] = ("ok", "warn", "fail")
-    return max((f.verdict for f in findings), key=order.index, default="ok")
-
 
 _SMALL_SHM_BYTES = 64 * 2**20  #: Docker's default size of /dev/shm; a few batches of pixels fill it
 #: TorchRL's own schemes use one or two descriptors for each tensor, its batches one for each field.
@@ -58,7 +42,7 @@ _OPEN_TIMEOUT_S = 30.0
 
 
 def machine() -> list[Finding]:
-    accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    accelerators = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     return [
         Finding("ok", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
         Finding("ok", "accelerators", ", ".join(accelerators) or "none that torch can use"),
@@ -164,33 +148,37 @@ def shm_size(folder: Path = Path("/dev/shm")) -> Finding:
         cure = "mount a tmpfs: process collectors share batches there"
         return Finding("warn", subject, "does not exist", cure)
     room = shutil.disk_usage(folder)
-    found = f"{room.free // 2**20:,} MiB free of {room.total // 2**20:,} MiB"
+    size = f"{room.free // 2**20:,} MiB free of {room.total // 2**20:,} MiB"
     if min(room.total, room.free) <= _SMALL_SHM_BYTES:
         cure = (
             "docker: --shm-size=1g; batches of process collectors and TorchRL's own schemes need it"
         )
-        return Finding("warn", subject, found, cure)
-    return Finding("ok", subject, found)
+        return Finding("warn", subject, size, cure)
+    return Finding("ok", subject, size)
 
 
 def descriptors() -> Finding:
+    subject = "file descriptors"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"at most {_limit(soft)} a process, {_limit(hard)} if raised"
+    limits = f"at most {_limit(soft)} a process, {_limit(hard)} if raised"
     if soft == resource.RLIM_INFINITY or soft >= _FEW_DESCRIPTORS:
-        return Finding("ok", "file descriptors", found)
-    verdict: Grade = "warn" if soft >= _NEEDED_DESCRIPTORS else "fail"
-    return Finding(
-        verdict, "file descriptors", found, f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}"
-    )
+        return Finding("ok", subject, limits)
+    verdict: Grade = "fail"
+    if soft >= _NEEDED_DESCRIPTORS:
+        verdict = "warn"
+    number = 4096
+    if hard > 0:  # not infinite
+        number = min(hard, number)
+    return Finding(verdict, subject, limits, f"ulimit -n {number}")
 
 
 def threads(count: int, cores: int) -> Finding:
     """How many threads torch uses in this process, compared with the cores it may use."""
-    found = f"{count} in this process, {cores} usable cores"
+    counts = f"{count} in this process, {cores} usable cores"
     if count > cores:
         cure = f"torch.set_num_threads({cores}), or fewer: workers need cores, too"
-        return Finding("warn", "torch threads", found, cure)
-    return Finding("ok", "torch threads", found)
+        return Finding("warn", "torch threads", counts, cure)
+    return Finding("ok", "torch threads", counts)
 
 
 def omp(setting: str | None, cores: int) -> Finding:
@@ -231,12 +219,13 @@ def publish_ratio() -> Finding:
         board = BoardWriter()
     except RlsyncError as error:  # which another finding tells
         return Finding("warn", "a publish", f"not measured: {error.what}", error.cure)
-    leaves = Leaves(
-        nn.ParameterList(torch.ones(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a network"
-    )
-    plain = Leaves(
-        nn.ParameterList(torch.zeros(_FLOATS, device="cpu") for _ in range(_LEAVES)), "a copy"
-    )
+    network = nn.ParameterList()
+    copy = nn.ParameterList()
+    for _ in range(_LEAVES):
+        network.append(torch.ones(_FLOATS, device="cpu"))
+        copy.append(torch.zeros(_FLOATS, device="cpu"))
+    leaves = Leaves(network, "a network")
+    plain = Leaves(copy, "a copy")
     publishes = []
     copies = []
     with closing(board):
@@ -252,8 +241,8 @@ def publish_ratio() -> Finding:
     # The least of each: the first publishes get their memory from the kernel, and a busy machine delays some.
     ratio = min(publishes) / min(copies)
     megabytes = sum(leaf.payload_bytes for leaf in leaves.specs()) / 1e6
-    found = f"{megabytes:.0f} MB in {ratio:.2f} times a plain copy of the same bytes"
-    return Finding("ok", "a publish", found)
+    cost = f"{megabytes:.0f} MB in {ratio:.2f} times a plain copy of the same bytes"
+    return Finding("ok", "a publish", cost)
 
 
 def usable_cores() -> int:
@@ -268,9 +257,8 @@ def quota_cores(cgroup: Path) -> int:
         if (both := cgroup / "cpu.max").is_file():
             quota, period = both.read_text().split()
         else:
-            quota, period = (
-                (cgroup / "cpu" / f"cpu.cfs_{n}_us").read_text() for n in ("quota", "period")
-            )
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
         if quota == "max" or int(quota) <= 0:
             return unlimited
         return math.ceil(int(quota) / int(period))
@@ -299,24 +287,25 @@ def packages() -> list[Finding]:
 
 
 def judged(name: str, version: str, tested: SpecifierSet) -> Finding:
-    found = f"{version} (tested with {tested})" if tested else version
+    versions = version
+    if tested:
+        versions += f" (tested with {tested})"
     if tested.contains(Version(version).base_version, prereleases=True):
-        return Finding("ok", name, found)
-    return Finding("fail", name, found, f"pip install '{name}{tested}'")
+        return Finding("ok", name, versions)
+    return Finding("fail", name, versions, f"pip install '{name}{tested}'")
 
 
 def _required() -> Iterator[Finding]:
-    seen = set()
-    extras = importlib.metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
+    names = set()
+    extras = {*(importlib.metadata.metadata(_PACKAGE).get_all("Provides-Extra") or [])}
+    extras.difference_update(_NOT_FOR_USERS)
     for requirement in map(Requirement, importlib.metadata.requires(_PACKAGE) or ()):
         marker = requirement.marker
         needed = marker is None or marker.evaluate({"extra": ""})
-        of_users = any(
-            marker and marker.evaluate({"extra": e}) for e in extras if e not in _NOT_FOR_USERS
-        )
-        if requirement.name in seen or not (needed or of_users):
+        of_users = any(marker and marker.evaluate({"extra": extra}) for extra in extras)
+        if requirement.name in names or not (needed or of_users):
             continue
-        seen.add(requirement.name)
+        names.add(requirement.name)
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
