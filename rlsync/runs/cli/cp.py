@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -36,41 +38,39 @@ _OF_A_KIND = {
 
 def main(arguments: list[str]) -> int:
     parser = parser_of("cp", "Copy a shipped config, to edit it.", _EXAMPLES)
-    own = "my_configs"
+    folder = "my_configs"
     parser.add_argument("config", metavar="GROUP/NAME", help="as rlsync ls lists it")
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=own, help=f"default: {own}")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default=folder, help=f"default: {folder}"
+    )
     parser.add_argument(
         "--as", dest="name", metavar="NAME", help="the copy's name; default: my_NAME"
     )
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    given = parser.parse_args(arguments)
-    config = find(given.config)
-    name = _checked_name(given.name or f"my_{config.name}", config)
-    copy = Path(given.folder) / config.group / f"{name}.yaml"  # shown as it was written
-    if copy.exists() and not given.force:
+    options = parser.parse_args(arguments)
+    config = find(options.config)
+    name = _checked_name(options.name or f"my_{config.name}", config)
+    copy = Path(options.folder) / config.group / f"{name}.yaml"  # shown as it was written
+    if copy.exists() and not options.force:
         raise ConfigError(f"{copy} exists", "rlsync cp", "add --force to replace it, or --as NAME")
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(config.path, copy)
     print(f"copied {config} to {copy}; use it with")
+    command = ["rlsync", "train", "--config-dir", options.folder, f"{config.group}={name}"]
     for beside in companions(config):
-        command = [
-            "rlsync",
-            "train",
-            "--config-dir",
-            str(given.folder),
-            f"{config.group}={name}",
-            *beside,
-        ]
-        print(f"  {shlex.join(command)}")
+        print(f"  {shlex.join([*command, *beside])}")
     return 0
 
 
 def find(name: str) -> Shipped:
-    known = {str(config): config for options in shipped.groups().values() for config in options}
+    known = {str(config): config for config in chain.from_iterable(shipped.groups().values())}
     if name in known:
         return known[name]
     same_end = [full for full in known if full.endswith("/" + name)]
-    hint = did_you_mean(same_end[0] if same_end else nearest_name(name, known))
+    if same_end:
+        hint = did_you_mean(same_end[0])
+    else:
+        hint = did_you_mean(nearest_name(name, known))
     raise ConfigError(
         f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all"
     )
@@ -89,40 +89,53 @@ def _checked_name(name: str, config: Shipped) -> str:
 
 def companions(config: Shipped) -> list[list[str]]:
     """The overrides that a copy of ``config`` needs beside it: others choose the original by its name."""
-    all_groups = shipped.groups()
-    envs = {env.name: [f"{ENV}={env.name}"] for env in all_groups[ENV]} | _OF_A_KIND
-    pairs = {
-        f"{recipe.name}_{name}": (f"{RECIPE}={recipe.name}", words)
-        for recipe in all_groups[RECIPE]
-        for name, words in envs.items()
-    }
+    overrides = _by_tuned_settings(config)
+    for recipe in shipped.groups()[RECIPE]:
+        if {f"override /{config.group}": config.name} in _defaults(recipe):
+            overrides.append([f"{RECIPE}={recipe.name}"])
+    if config.group == CLUSTER and OmegaConf.load(config.path).kind != THIS_MACHINE:
+        for name in registry.SHIPPED:
+            if registry.recipe_named(name).settings().acts_on_clusters():
+                overrides.append([f"{RECIPE}={name}"])
+    # A recipe, and a config that no recipe chooses by its name, can also be used alone.
+    if config.group == RECIPE or not overrides:
+        return [[], *overrides]
+    return overrides
+
+
+def _by_tuned_settings(config: Shipped) -> list[list[str]]:
+    """What brings tuned settings to a copy: recipe and environment choose them by the original's name."""
     names = [config.name]
     # what is tuned for a kind is also for a file that builds on that kind's
     if config.group == ENV:
-        names += [
-            str(base)
-            for base in OmegaConf.select(OmegaConf.load(config.path), "defaults", default=[])
-        ]
-    chosen_by = {f"{config.group}={name}" for name in names}
-    found = []
-    for tuned in all_groups[TUNED]:
-        recipe, env = pairs.get(tuned.name, ("", []))
+        names += map(str, _defaults(config))
+    choices = {f"{config.group}={name}" for name in names}
+    overrides: list[list[str]] = []
+    for tuned in shipped.groups()[TUNED]:
+        recipe, env = _tuned_for(tuned)
         if config == tuned:
-            found.append([word for word in (recipe, *env) if word])
-        elif chosen_by & {*env} and [recipe] not in found:
-            found.append([recipe])
-        elif f"{config.group}={config.name}" == recipe:
-            found.append([*env, f"{TUNED}={tuned.name}"])
-    for file in all_groups[RECIPE]:
-        chosen = OmegaConf.select(OmegaConf.load(file.path), "defaults", default=[])
-        if {f"override /{config.group}": config.name} in chosen:
-            found.append([f"{RECIPE}={file.name}"])
-    if config.group == CLUSTER and OmegaConf.load(config.path).kind != THIS_MACHINE:
-        settings = {name: registry.recipe_named(name).settings() for name in registry.SHIPPED}
-        found += [
-            [f"{RECIPE}={name}"] for name, of_it in settings.items() if of_it.acts_on_clusters()
-        ]
-    # A recipe, and a config that no recipe chooses by its name, can also be used alone.
-    if config.group == RECIPE or not found:
-        return [[], *found]
-    return found
+            overrides.append(recipe + env)
+        elif choices.intersection(env) and recipe not in overrides:
+            overrides.append(recipe)
+        elif [f"{config.group}={config.name}"] == recipe:
+            overrides.append([*env, f"{TUNED}={tuned.name}"])
+    return overrides
+
+
+def _tuned_for(tuned: Shipped) -> tuple[list[str], list[str]]:
+    """The overrides that choose the recipe and the environment of tuned settings, ``RECIPE_ENVIRONMENT``."""
+    groups = shipped.groups()
+    for recipe in groups[RECIPE]:
+        name = tuned.name.removeprefix(f"{recipe.name}_")
+        if name == tuned.name:
+            continue
+        if name in _OF_A_KIND:
+            return [f"{RECIPE}={recipe.name}"], _OF_A_KIND[name]
+        if name in [env.name for env in groups[ENV]]:
+            return [f"{RECIPE}={recipe.name}"], [f"{ENV}={name}"]
+    return [], []
+
+
+def _defaults(config: Shipped) -> list[Any]:
+    """What a config builds on, and what it overrides."""
+    return list(OmegaConf.select(OmegaConf.load(config.path), "defaults", default=[]))

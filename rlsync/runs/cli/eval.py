@@ -6,7 +6,11 @@ import argparse
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from rlsync import ConfigError
 from rlsync.runs.actors.devices import device_named
@@ -14,20 +18,25 @@ from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import trust
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer, load, load_best
-from rlsync.runs.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
+from rlsync.runs.evaluation.play import (
+    Film,
+    Filmed,
+    Patience,
+    Score,
+    at_once,
+    check_file,
+    film,
+    filmed,
+    play,
+)
 from rlsync.runs.life.kept import checkpoint_of, config_of
 from rlsync.runs.life.training import prepare_process
 from rlsync.runs.plain import json_of
+from rlsync.runs.recipes.env_settings import EnvConfig, ending_after
 from rlsync.runs.recipes.evaluating import acting_of, patience_of
 from rlsync.runs.recipes.parts import making
 from rlsync.runs.recipes.run import Run
-from rlsync.runs.recipes.run_files import (
-    BEST,
-    RECEIPTS,
-    best_agent,
-    video_file,
-)
-from rlsync.runs.recipes.settings import AtariConfig, EnvConfig, RenderedConfig
+from rlsync.runs.recipes.run_files import BEST, RECEIPTS, best_agent, video_file
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 
@@ -49,63 +58,77 @@ line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    given = _parser().parse_args(arguments)
-    given.run = best_agent(given.run)
+    options = _parser().parse_args(arguments)
+    run = best_agent(options.run)
     prepare_process()
-    config = config_of(given.run, given.trust)
-    if given.device is None:
+    config = config_of(run, options.trust)
+    if options.device is None:
         device = Run(config).evaluation_device
     else:
-        device = device_named(given.device, "--device")
-    if given.best:
-        checkpoint = None
-    else:
-        checkpoint = checkpoint_of(given.run, given.checkpoint, config, given.trust)
-    if given.max_episode_steps is not None:
-        config = replace(config, env=ending_after(config.env, given.max_episode_steps))
+        device = device_named(options.device, "--device")
+    checkpoint = None
+    if not options.best:
+        checkpoint = checkpoint_of(run, options.checkpoint, config, options.trust)
+    if options.max_episode_steps is not None:
+        config = replace(config, env=ending_after(config.env, options.max_episode_steps))
     patience = patience_of(config.recipe.evaluations())
-    acting = acting_of(config, deterministic=given.deterministic)
+    acting = acting_of(config, deterministic=options.deterministic)
     if checkpoint is None:
-        trust.check_file(given.run / BEST, given.run, given.trust)
-        trained = load_best(given.run / BEST, given.run / RECEIPTS, acting, trusted=given.trust)
+        trust.check_file(run / BEST, run, options.trust)
+        trained = load_best(run / BEST, run / RECEIPTS, acting, trusted=options.trust)
     else:
         trained = load(checkpoint, acting)
-    file = given.video or given.run / video_file(trained.frames)
-    stage, why_none = _stage(acting, file, given)
-    with making(config.env):
-        envs = make_venv(acting.env, at_once(given.episodes))
-    with closing(envs):
-        steps = play(acting.player, envs, given.episodes, given.seed, device, patience)
-        score = Score.of([episode for ended in steps for episode in ended])
-    if not given.json:
+    file = options.video or run / video_file(trained.frames)
+    stage, why_none = _stage(acting, file, options)
+
+    score = _score(acting, config.env, options, device, patience)
+    if not options.json:
         print(f"{trained}  episodes {score.episodes}  {score}", flush=True)
     shown = None
     if stage is not None:
-        shown = film(acting.player, stage, file, given.seed, device, patience)
+        shown = film(acting.player, stage, file, options.seed, device, patience)
         stage.close()
-    if given.json:
+
+    if options.json:
         facts = {
-            "run": str(given.run),
+            "run": str(run),
             "recipe": config.recipe.name,
             "env": config.env.id,
             **asdict(trained),
-            "seed": given.seed,
-            "deterministic": given.deterministic,
+            "seed": options.seed,
+            "deterministic": options.deterministic,
             "device": str(device),
             **asdict(score),
-            "video": {"file": None, "why": why_none},
+            "video": _video(shown, why_none),
         }
-        if shown is not None:
-            played = shown.episode
-            facts["video"] = {
-                "file": str(shown.file),
-                "return": played.total,
-                "length": played.length,
-            }
         print_document(json_of(facts))
-    elif not given.no_video:
-        print(f"no video: {why_none}" if shown is None else f"video {shown}")
+    elif shown is not None:
+        print(f"video {shown}")
+    elif not options.no_video:
+        print(f"no video: {why_none}")
     return 0
+
+
+def _video(shown: Film | None, why_none: str) -> dict[str, Any]:
+    if shown is None:
+        return {"file": None, "why": why_none}
+    episode = shown.episode
+    return {"file": str(shown.file), "return": episode.total, "length": episode.length}
+
+
+def _score(
+    acting: CheckpointPlayer,
+    env: EnvConfig,
+    options: argparse.Namespace,
+    device: torch.device,
+    patience: Patience,
+) -> Score:
+    """Play the episodes that are asked for."""
+    with making(env):
+        envs = make_venv(acting.env, at_once(options.episodes))
+    with closing(envs):
+        steps = play(acting.player, envs, options.episodes, options.seed, device, patience)
+        return Score.of(list(chain.from_iterable(steps)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,27 +168,16 @@ def _at_least(low: int) -> Callable[[str], int]:
     return number
 
 
-def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
-    """The same environment, whose episodes gymnasium truncates after so many steps of the policy."""
-    match env:
-        case AtariConfig():
-            problem = "games end after env.max_episode_frames, which the run's config gives"
-            raise ConfigError(problem, f"--max-episode-steps {steps}", "leave it out")
-        case RenderedConfig():
-            steps *= env.frameskip
-    return replace(env, kwargs={**env.kwargs, "max_episode_steps": steps})
-
-
 def _stage(
-    acting: CheckpointPlayer, file: Path, given: argparse.Namespace
+    acting: CheckpointPlayer, file: Path, options: argparse.Namespace
 ) -> tuple[Filmed | None, str]:
     """Where the film is made; or nowhere, and why, unless the user insists on one."""
-    if given.no_video:
+    if options.no_video:
         return None, "not asked for"
     try:
         check_file(file)
-        return filmed(acting.env, given.seed), ""
+        return filmed(acting.env, options.seed), ""
     except ConfigError as error:
-        if given.video is not None:
+        if options.video is not None:
             raise
         return None, f"{error.what}; {error.cure}"

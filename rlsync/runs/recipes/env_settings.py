@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from rlsync import ConfigError, RlsyncError
@@ -199,3 +199,14 @@ def settings_with(keys: Collection[str]) -> EnvConfig:
     return next(
         (kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)}), EnvConfig()
     )
+
+
+def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
+    """The same environment, whose episodes gymnasium truncates after so many steps of the policy."""
+    match env:
+        case AtariConfig():
+            problem = "games end after env.max_episode_frames, which the run's config gives"
+            raise ConfigError(problem, f"--max-episode-steps {steps}", "leave it out")
+        case RenderedConfig():
+            steps *= env.frameskip
+    return replace(env, kwargs={**env.kwargs, "max_episode_steps": steps})
