@@ -41,20 +41,28 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--which", default="last", help=weights)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     prepare_process()
-    check_file(given.file)
-    config = config_of(given.run, given.trust)
-    which = int(given.which) if given.which.isdecimal() else given.which
-    policy = policy_of(given.run, which, f"--which {which}", given.trust)
+    check_file(options.file)
+    config = config_of(options.run, options.trust)
+    which = options.which
+    if which.isdecimal():
+        which = int(which)
+    policy = policy_of(options.run, which, f"--which {which}", options.trust)
     with making(config.env):
         envs = make_venv(policy.env, at_once(OBSERVATIONS))
     with closing(envs):
-        apart = export(policy, envs, given.file)
-    if given.json:
-        told = {"file": str(given.file), "largest_difference": apart, "metadata": policy.metadata()}
-        print_document(json_of(told))
+        difference = export(policy, envs, options.file)
+    if options.json:
+        facts = {
+            "file": str(options.file),
+            "largest_difference": difference,
+            "metadata": policy.metadata(),
+        }
+        print_document(json_of(facts))
     else:
-        print(f"{given.file}: {policy.trained}  digest {policy.digest()}")
-        print(f"compared on {OBSERVATIONS:,} observations: outputs differ by {apart:.2g} at most")
+        print(f"{options.file}: {policy.trained}  digest {policy.digest()}")
+        print(
+            f"compared on {OBSERVATIONS:,} observations: outputs differ by {difference:.2g} at most"
+        )
     return 0

@@ -41,25 +41,33 @@ def main(arguments: list[str]) -> int:
         "--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    given = parser.parse_args(arguments)
-    if given.config_dir is not None and not given.config_dir.is_dir():
-        raise ConfigError(f"no folder {str(given.config_dir)!r}", "--config-dir", "check the path")
-    groups = shipped.groups(given.config_dir)
-    found = [config for word in given.group or groups for config in _matching(word, groups)]
-    if given.keys:
-        _print_keys(given.group, given.config_dir, as_json=given.json)
-    elif given.json:
-        rows = [
-            {"group": c.group, "name": c.name, "description": c.description(), "path": str(c.path)}
-            for c in found
-        ]
-        print_document(json_of(rows))
+    options = parser.parse_args(arguments)
+    folder = options.config_dir
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"no folder {str(folder)!r}", "--config-dir", "check the path")
+    groups = shipped.groups(folder)
+    configs: list[shipped.Shipped] = []
+    for word in options.group or groups:
+        configs += _matching(word, groups)
+    if options.keys:
+        _print_keys(options.group, folder, as_json=options.json)
+    elif options.json:
+        print_document(json_of(list(map(_facts, configs))))
     else:
         table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
-        for config in found:
+        for config in configs:
             table.add_row(str(config), config.description())
         Console(highlight=False, markup=False).print(table)
     return 0
+
+
+def _facts(config: shipped.Shipped) -> dict[str, str]:
+    return {
+        "group": config.group,
+        "name": config.name,
+        "description": config.description(),
+        "path": str(config.path),
+    }
 
 
 def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
@@ -68,7 +76,7 @@ def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
 
     keys = reference(words, own)
     if as_json:
-        print_document(json_of([asdict(key) for key in keys]))
+        print_document(json_of(list(map(asdict, keys))))
         return
     console = Console(highlight=False, markup=False)
     for key in keys:
@@ -82,6 +90,8 @@ def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipp
     """The configs that ``GROUP`` or ``GROUP=NAME`` means."""
     group, _, name = word.partition("=")
     check_choice("group", group, groups, "rlsync ls GROUP")
-    if name:
-        check_choice(group, name, [config.name for config in groups[group]], f"rlsync ls {word}")
-    return [config for config in groups[group] if name in ("", config.name)]
+    configs = groups[group]
+    if not name:
+        return configs
+    check_choice(group, name, [config.name for config in configs], f"rlsync ls {word}")
+    return [config for config in configs if config.name == name]

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from io import TextIOWrapper
 from pathlib import Path
@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A process that ran it for ``--json`` prints nothing more on its standard output, also when it exits.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:]
+    if arguments is not None:
+        words = list(arguments)
     _open_streams()
     try:
         with output_read():
@@ -134,7 +136,9 @@ def _run(words: list[str]) -> int:
     for word in words:
         if plain := re.match("-?[\u2013\u2014\u2212]+-?", word):
             bare = word[plain.end() :]
-            cure = f"write --{bare}" + f", or {bare} if it is a key" * ("=" in bare)
+            cure = f"write --{bare}"
+            if "=" in bare:
+                cure += f", or {bare} if it is a key"
             raise ConfigError(
                 f"{word!r} begins with the dash of a text editor", "the command line", cure
             )
@@ -145,8 +149,10 @@ def _run(words: list[str]) -> int:
     if verb in GONE:
         raise ConfigError(f"there is no verb {verb!r} any more", f"rlsync {verb}", GONE[verb])
     check_choice("verb", verb, VERBS, "rlsync VERB")
-    alone = _document_alone() if asks_json(arguments) else nullcontext()
-    with alone, told_of_a_user_without_a_name():
+    around: AbstractContextManager[None] = nullcontext()
+    if asks_json(arguments):
+        around = _document_alone()
+    with around, told_of_a_user_without_a_name():
         if verb == "train" and will_start_workers(arguments):
             from rlsync import Forkserver
 
@@ -158,10 +164,15 @@ def _run(words: list[str]) -> int:
 def will_start_workers(words: Sequence[str]) -> bool:
     """Whether a command line of ``rlsync train`` seems to be one that workers are forked for.
 
-    If not, and in vain, nothing is lost but time: the fork server begins later, or ends with this process.
+    If not, and in vain, nothing is lost but time: the fork server begins later, or ends with this process. So
+    it looks at the form of the words alone; which keys and values there are takes imports to know.
     """
     other_ways = ("-", "hydra/launcher=", "cluster=", "recipe.agents=", "collector.num_workers=0")
-    return not any(word.startswith(other_ways) for word in words)
+    for word in words:
+        is_override = "=" in word or word.startswith("~")
+        if not is_override or word.startswith(other_ways):
+            return False
+    return True
 
 
 def parser_of(

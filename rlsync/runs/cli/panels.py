@@ -77,25 +77,35 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
         raise ConfigError(
             "there is nothing to draw", "; ".join(notes), "name a run that has published"
         )
-    looks = zip(runs, itertools.cycle(COLOURS), itertools.cycle(DASHES))
-    styles = {name: Style(colour, dashes, alone=len(runs) == 1) for name, colour, dashes in looks}
-    # Two panels a row; the first one, and a last one without a partner, fill a row.
-    rows = [[0, 0], *([left, min(left + 1, len(panels) - 1)] for left in range(1, len(panels), 2))]
-    figure = Figure(figsize=(10, 1.2 + 2.6 * len(rows)), dpi=120, layout="constrained")
-    axes: dict[int, Axes] = figure.subplot_mosaic(rows)  # type: ignore[arg-type]
-    for panel, layer, run, curve in readings:
-        layer.draw(axes[panels.index(panel)], curve, styles[run])
-    over_frames = [axes[place] for place, panel in enumerate(panels) if panel.x == FRAMES]
-    for other in over_frames[1:]:
-        other.sharex(over_frames[0])
-    for place, panel in enumerate(panels):
-        _finish(axes[place], panel)
+    styles = {}
+    for name, colour, dashes in zip(runs, itertools.cycle(COLOURS), itertools.cycle(DASHES)):
+        styles[name] = Style(colour, dashes, alone=len(runs) == 1)
+    figure, axes = _laid_out(panels)
+    for panel, layer, name, curve in readings:
+        layer.draw(axes[panel], curve, styles[name])
+    for panel in panels:
+        _finish(axes[panel], panel)
     _name_runs(figure, runs, styles, readings)
     if notes:
         figure.supxlabel(
             "left out: " + "\n".join(notes), x=0.01, ha="left", fontsize="small", color="0.4"
         )
     return figure, notes
+
+
+def _laid_out(panels: list[Panel]) -> tuple[Figure, dict[Panel, Axes]]:
+    """A figure with axes for each panel, two in a row; the first, and a last without a partner, fill one."""
+    last = len(panels) - 1
+    rows = [[0, 0]]
+    for left in range(1, len(panels), 2):
+        rows.append([left, min(left + 1, last)])
+    figure = Figure(figsize=(10, 1.2 + 2.6 * len(rows)), dpi=120, layout="constrained")
+    places: dict[int, Axes] = figure.subplot_mosaic(rows)  # type: ignore[arg-type]
+    axes = {panel: places[place] for place, panel in enumerate(panels)}
+    over_frames = [axes[panel] for panel in panels if panel.x == FRAMES]
+    for other in over_frames[1:]:
+        other.sharex(over_frames[0])
+    return figure, axes
 
 
 def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
@@ -126,24 +136,18 @@ def _finish(axes: Axes, panel: Panel) -> None:
 def _name_runs(
     figure: Figure, runs: dict[str, RunFolder], styles: dict[str, Style], readings: list[Reading]
 ) -> None:
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=styles[name].colour,
-            ls=styles[name].dashes,
-            label=f"{name}: {run.describe()}",
-        )
-        for name, run in runs.items()
-    ]
+    handles = []
+    for name, run in runs.items():
+        style = styles[name]
+        label = f"{name}: {run.describe()}"
+        handles.append(Line2D([], [], color=style.colour, ls=style.dashes, label=label))
     if any(layer.draw is _points for _, layer, _, _ in readings):
         label = "evaluations, ± standard deviation"
         handles.append(Line2D([], [], color="0.3", marker="o", mfc="white", ls="none", label=label))
     if any(len(curve.frames) > MOST_POINTS for *_, curve in readings):
-        handles.append(
-            Line2D([], [], color="0.8", lw=6, label="5th to 95th percentile, around the median")
-        )
-    columns = 2 if len(handles) > 1 else 1
+        label = "5th to 95th percentile, around the median"
+        handles.append(Line2D([], [], color="0.8", lw=6, label=label))
+    columns = min(len(handles), 2)
     figure.legend(handles=handles, loc="outside upper left", frameon=False, ncols=columns)
 
 
@@ -151,11 +155,15 @@ def _line(axes: Axes, curve: Curve, style: Style) -> None:
     frames = curve.frames
     values = curve.values
     if len(frames) > MOST_POINTS:
-        groups = np.array_split(values, GROUPS)
+        percentiles = []
+        for group in np.array_split(values, GROUPS):
+            percentiles.append(np.percentile(group, (5, 50, 95)))
+        low, values, high = np.array(percentiles).T
         frames = np.array([group.mean() for group in np.array_split(frames, GROUPS)])
-        low, values, high = np.array([np.percentile(group, (5, 50, 95)) for group in groups]).T
         axes.fill_between(frames, low, high, color=style.colour, alpha=0.2, lw=0)
-    marker = "o" if len(frames) <= 30 else None
+    marker = None
+    if len(frames) <= 30:
+        marker = "o"
     # Not clipped: a line of zeros lies on the axis.
     axes.plot(
         frames,
@@ -181,12 +189,11 @@ def _histogram(axes: Axes, curve: Curve, style: Style) -> None:
     edges = np.arange(0, oldest + width + 1, width) - 0.5
     percent, _ = np.histogram(curve.frames, edges, weights=100 * curve.values / curve.values.sum())
     if style.alone:
-        axes.bar(
-            edges[:-1] + width / 2,
-            percent,
-            width * (0.8 if width == 1 else 1.0),
-            color=style.colour,
-        )
+        middles = edges[:-1] + width / 2
+        of_bar = float(width)
+        if width == 1:
+            of_bar = 0.8
+        axes.bar(middles, percent, of_bar, color=style.colour)
     else:
         axes.stairs(percent, edges, color=style.colour, ls=style.dashes, lw=1.4)
 
@@ -232,44 +239,44 @@ PANELS = (
 
 def lanes(lives: Mapping[str, Life]) -> Figure:
     """A lane for each worker, its rollouts coloured by the version that acted; publishes below."""
-    workers = {
-        name: sorted({rollout.worker for rollout in life.rollouts}) for name, life in lives.items()
-    }
-    heights = [1.5 + 0.5 * len(found) for found in workers.values()]
+    heights = [1.5 + 0.5 * len(_workers(life)) for life in lives.values()]
     figure = Figure(figsize=(10, sum(heights)), layout="constrained")
     rows = figure.subplots(len(lives), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, life) in zip(rows, lives.items(), strict=True):
-        for rollout, begin_ms in life.spans():
-            lane = workers[name].index(rollout.worker) + 1
-            width = (rollout.ms - begin_ms) / 1000
-            colour = COLOURS[rollout.version % len(COLOURS)]
-            hatch = "//" if rollout.life % 2 else None
-            if rollout.dropped:
-                hatch = "xx"
-            axes.barh(
-                lane,
-                width,
-                0.8,
-                begin_ms / 1000,
-                color=colour,
-                edgecolor="white",
-                hatch=hatch,
-                lw=0.3,
-            )
-        axes.plot(
-            [p.ms / 1000 for p in life.publishes],
-            [0] * len(life.publishes),
-            "|",
-            color="black",
-            ms=12,
-        )
-        for note in life.notes:
-            axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
-        axes.set_yticks(range(len(workers[name]) + 1), ["publishes", *map(named, workers[name])])
+        _draw_life(axes, life)
         if len(lives) > 1:
             axes.set_title(name, loc="left", fontsize="medium")
     lines = (
         "hatched: a worker's later life, crossed: dropped, dotted: checkpoint, end, or another note"
     )
-    axes.set_xlabel(f"seconds; {lines}")
+    rows[-1].set_xlabel(f"seconds; {lines}")
     return figure
+
+
+def _draw_life(axes: Axes, life: Life) -> None:
+    workers = _workers(life)
+    for rollout, begin_ms in life.spans():
+        hatch = None
+        if rollout.dropped:
+            hatch = "xx"
+        elif rollout.life % 2:
+            hatch = "//"
+        axes.barh(
+            y=workers.index(rollout.worker) + 1,
+            width=(rollout.ms - begin_ms) / 1000,
+            height=0.8,
+            left=begin_ms / 1000,
+            color=COLOURS[rollout.version % len(COLOURS)],
+            edgecolor="white",
+            hatch=hatch,
+            lw=0.3,
+        )
+    seconds = [publish.ms / 1000 for publish in life.publishes]
+    axes.plot(seconds, [0] * len(seconds), "|", color="black", ms=12)
+    for note in life.notes:
+        axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
+    axes.set_yticks(range(len(workers) + 1), ["publishes", *map(named, workers)])
+
+
+def _workers(life: Life) -> list[int]:
+    return sorted({rollout.worker for rollout in life.rollouts})

@@ -60,13 +60,11 @@ def _workers(config: Config) -> str:
         workers = f"{config.workers_per_node}, each with"
     envs = _of(config.env.num_envs, "environment")
     calls = _of(batches.steps, "policy call")
-    told = (
-        f"{workers} {envs}: {calls} for a rollout, {_of(batches.rollouts, 'rollout')} for a batch; "
-    )
-    told += config.lag_facts()
+    rollouts = _of(batches.rollouts, "rollout")
+    facts = f"{workers} {envs}: {calls} for a rollout, {rollouts} for a batch; {config.lag_facts()}"
     if more is None:
-        return told
-    return f"{told}; more frames a second: {more}"
+        return facts
+    return f"{facts}; more frames a second: {more}"
 
 
 def _title(config: Config) -> str:
@@ -78,10 +76,14 @@ def _phase(phase: RunPhase, frames_per_batch: int) -> tuple[str, str]:
     rounds = f"({_of(phase.rounds, 'round')})"
     if phase.name == "prefill":
         return name, f"prefill: random actions, no update {rounds}"
-    fewest = "" if phase.fewest == phase.most else f"{phase.fewest} to "
+    updates = _of(phase.most, "update")
+    if phase.fewest != phase.most:
+        updates = f"{phase.fewest} to {updates}"
     batch = f"batch of {_of(frames_per_batch, 'frame')}"
-    return name, f"learning: {fewest}{_of(phase.most, 'update')} after each {batch} {rounds}"
+    return name, f"learning: {updates} after each {batch} {rounds}"
 
 
 def _of(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"

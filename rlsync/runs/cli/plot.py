@@ -35,10 +35,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run"
     )
-    given = parser.parse_args(arguments)
-    paths = [path for run in given.run for path in agents_in(run).values() or [run]]
+    options = parser.parse_args(arguments)
+    paths: list[Path] = []
+    for run in options.run:
+        paths += agents_in(run).values() or [run]
     runs = {label: RunFolder(path) for label, path in labels(paths).items()}
-    out = given.out or given.run[0] / PLOT
+    out = options.out or options.run[0] / PLOT
     figure, notes = panels_for("rlsync plot", out).draw(runs)
     figure.savefig(out)
     for note in notes:
@@ -50,7 +52,7 @@ def main(arguments: list[str]) -> int:
 def labels(paths: list[Path]) -> dict[str, Path]:
     """Short names for folders: their paths without the common beginning, such as ``a/0`` and ``b/0``."""
     shared = os.path.commonpath([path.resolve().parent for path in paths])
-    found = {str(path.resolve().relative_to(shared)): path for path in paths}
-    if len(found) < len(paths):
+    names = {str(path.resolve().relative_to(shared)): path for path in paths}
+    if len(names) < len(paths):
         raise ConfigError("a run is named twice", "rlsync plot", "name each folder once")
-    return found
+    return names

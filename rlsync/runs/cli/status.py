@@ -42,27 +42,27 @@ def main(arguments: list[str]) -> int:
     form.add_argument("--json", action="store_true", help="print JSON instead of lines")
     schema = "print the JSON schema of the statistics that a run writes"
     form.add_argument("--schema", action="store_true", help=schema)
-    given = parser.parse_args(arguments)
-    if given.schema:
+    options = parser.parse_args(arguments)
+    if options.schema:
         print_document(json_of(files.statistics_schema()))
         return 0
-    if given.run is None:
+    if options.run is None:
         parser.error("the following arguments are required: run")
     try:
-        if given.watch:
+        if options.watch:
             from rlsync.runs.cli.watch import watch
 
-            return watch(given.run)
-        found = status_of(given.run)
+            return watch(options.run)
+        status = status_of(options.run)
     except RlsyncError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         problem = f"cannot read what the run wrote of itself: {first_line(error)}"
-        raise ConfigError(problem, str(given.run), "use the rlsync that wrote it") from error
-    if given.json:
-        print_document(json_of(found.to_dict()))
+        raise ConfigError(problem, str(options.run), "use the rlsync that wrote it") from error
+    if options.json:
+        print_document(json_of(status.to_dict()))
     else:
-        print(printable(found.told))
-    if found.healthy:
+        print(printable(status.told))
+    if status.healthy:
         return 0
     return 1

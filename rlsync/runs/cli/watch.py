@@ -21,11 +21,14 @@ def watch(run: Path) -> int:
     """Show a run until it has ended, then tell how. Returns 0 if it ended well, else 1."""
     console = Console()
     view = View(run)
-    redrawn = console.is_terminal and not console.is_dumb_terminal
-    live = Live(console=console, auto_refresh=False) if redrawn else None
+    live = None
+    every_s = PLAIN_EVERY_S
+    if console.is_terminal and not console.is_dumb_terminal:
+        live = Live(console=console, auto_refresh=False)
+        every_s = EVERY_S
     with live or nullcontext():
-        while (found := status_of(run)).state not in (HAS_ENDED, KILLED):
-            text = printable(view.of(found))
+        while (status := status_of(run)).state not in (HAS_ENDED, KILLED):
+            text = printable(view.of(status))
             if live is None:
                 print(text, flush=True)
             else:
@@ -34,9 +37,9 @@ def watch(run: Path) -> int:
                     Group(Text(learner), Text(rows, no_wrap=True, overflow="ellipsis")),
                     refresh=True,
                 )
-            time.sleep(PLAIN_EVERY_S if live is None else EVERY_S)
-    print(printable(found.told))
-    if found.ended is not None and found.ended.status == 0:
+            time.sleep(every_s)
+    print(printable(status.told))
+    if status.ended is not None and status.ended.status == 0:
         return 0
     return 1
 
@@ -48,29 +51,27 @@ class View:
         self._file = run / STATISTICS
         self._newest: deque[RunStatistics] = deque(maxlen=10)
 
-    def of(self, found: RunStatus) -> str:
-        if found.agents:
-            return found.told
-        statistics = found.statistics
+    def of(self, status: RunStatus) -> str:
+        if status.agents:
+            return status.told
+        statistics = status.statistics
         learner = "no batch yet"
         rates: dict[str, float] = {}
         if statistics is not None:
             learner, rates = self._learner(statistics)
         lines = [f"learner  {learner}"]
-        if not found.workers:
-            return "\n".join([*lines, found.told.splitlines()[0]])
-        if len({worker.reader for worker in found.workers}) < len(found.workers):
+        if not status.workers:
+            return "\n".join([*lines, status.told.splitlines()[0]])
+        if len({worker.reader for worker in status.workers}) < len(status.workers):
             rates = {}  # on a cluster the workers of each node are numbered from 0
         lines.append("worker       pid    state  version   lag  frames/s       age")
-        for worker in found.workers:
-            if worker.state == "running":
-                rate = rates.get(str(worker.reader))
-            else:
-                rate = None
+        for worker in status.workers:
+            rate = "-"
+            if worker.state == "running" and str(worker.reader) in rates:
+                rate = f"{rates[str(worker.reader)]:,.0f}"
             lines.append(
                 f"{worker.reader:>6}{worker.pid:>10}{worker.state:>9}{worker.adopted_version:>9}"
-                f"{worker.lag_versions:>6}{'-' if rate is None else format(rate, ',.0f'):>10}"
-                f"{worker.heartbeat_age_s:>8.1f} s"
+                f"{worker.lag_versions:>6}{rate:>10}{worker.heartbeat_age_s:>8.1f} s"
             )
         return "\n".join(lines)
 
@@ -82,10 +83,10 @@ class View:
         if not newest or now != newest[-1]:
             newest.append(now)
         first = newest[0]
-        made = Counter(now.frames_by_worker or {})
+        frames = Counter(now.frames_by_worker or {})
         seconds = now.seconds
         if first is not newest[-1]:
-            made.subtract(first.frames_by_worker or {})
+            frames.subtract(first.frames_by_worker or {})
             seconds -= first.seconds
             now = replace(now, frames_per_s=(now.frames - first.frames) / seconds)
         age_s = time.time() - self._file.stat().st_mtime
@@ -93,5 +94,5 @@ class View:
             pace = ""
         else:
             pace = f"  updates/frame {now.updates_per_frame:.3g}"
-        rates = {worker: made[worker] / seconds for worker in made}
+        rates = {worker: frames[worker] / seconds for worker in frames}
         return f"{now.progress()}{pace}  {age_s:.0f} s ago", rates

@@ -127,6 +127,8 @@ class Run:
         ("cluster=ray", False),
         ("recipe=laser recipe.agents=4", False),
         ("recipe=ppo collector.num_workers=0", False),
+        ("ppo seed=3", False),  # which is refused
+        ("~env.kwargs.render_mode +seed=3", True),
     ],
 )
 def test_a_training_begins_its_fork_server_before_its_imports_where_workers_are_forked(
