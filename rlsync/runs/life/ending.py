@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -79,11 +80,11 @@ class Ending:
     def tell(self, saved: LastCheckpoint) -> None:
         """Say on stderr what became of the last checkpoint."""
         assert self._trainer is not None
-        told = f"no checkpoint of the end: {saved.why_not}"
+        line = f"no checkpoint of the end: {saved.why_not}"
         if saved.path is not None:
             frames = f"{self._trainer.collected_frames:,} frames"
-            told = f"checkpoint {saved.path}: resume={self._run_dir} goes on from {frames}"
-        print(told, file=sys.stderr, flush=True)
+            line = f"checkpoint {saved.path}: resume={self._run_dir} goes on from {frames}"
+        print(line, file=sys.stderr, flush=True)
 
     def _written(self, error: BaseException | None) -> None:
         how = self._how
@@ -97,24 +98,19 @@ class Ending:
             how = "failed"
             status = EXIT_FAILED
             problem = f"{type(error).__name__}: {error}"
+        ended = Ended(how, at(time.time()), status, error=problem)
+        if self._trainer is not None:
+            ended = replace(
+                ended,
+                frames=self._trainer.collected_frames,
+                evaluations_ended=evaluations_ended(self._trainer),
+            )
+        if self._sync is not None:
+            ended = replace(ended, version=self._sync.version, run_id=self._sync.ledger.run_id)
         checkpoint = self._run_dir / CHECKPOINT
-        sync = self._sync
-        if self._trainer is None:
-            frames = None
-        else:
-            frames = self._trainer.collected_frames
-        if sync is None:
-            version, run_id = (None, "")
-        else:
-            version, run_id = (sync.version, sync.ledger.run_id)
-        left = str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None
-        if self._trainer is None:
-            ended = None
-        else:
-            ended = evaluations_ended(self._trainer)
-        Ended(how, at(time.time()), status, frames, version, problem, left, run_id, ended).write(
-            self._run_dir
-        )
+        if Checkpoint.is_checkpoint(checkpoint):
+            ended = replace(ended, checkpoint=str(checkpoint))
+        ended.write(self._run_dir)
 
 
 #: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.
@@ -161,12 +157,16 @@ class Interrupts:
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         fd_before = signal.set_wakeup_fd(write_fd)
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
-            del before[signal.SIGHUP]
-        # Python cannot give back what was set outside of it.
-        before = {number: handler for number, handler in before.items() if handler is not None}
-        it._hosts = {number for number, handler in before.items() if _is_the_hosts(handler)}
+        before = {}
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if number == signal.SIGHUP and handler is signal.SIG_IGN:  # by nohup
+                continue
+            if handler is None:  # set outside of Python, which cannot give it back
+                continue
+            before[number] = handler
+            if _is_the_hosts(handler):
+                it._hosts.add(number)
         for number in before:
             signal.signal(number, lambda number, frame: None)
         thread = threading.Thread(
@@ -246,16 +246,19 @@ class Interrupts:
         if self.signal is not None:
             kill_everything(128 + number)
         self.signal = number
-        each = (number, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-        killing = next(it for it in each if it != signal.SIGHUP and it not in self._hosts)
-        again = "Ctrl-C" if killing == signal.SIGINT else killing.name
-        drop_unread()  # the terminal may be closed
-        if self._within_s is None:
-            limit = ""
-        else:
+        killing = (number, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        first_killing = next(
+            each for each in killing if each != signal.SIGHUP and each not in self._hosts
+        )
+        name = first_killing.name
+        if first_killing == signal.SIGINT:
+            name = "Ctrl-C"
+        limit = ""
+        if self._within_s is not None:
             limit = f", or in {self._within_s:g} s"
-        told = f"stopping after this iteration{limit}; {again} again kills, without a checkpoint"
-        os.write(2, f"\n{told}\n".encode())
+        drop_unread()  # the terminal may be closed
+        line = f"stopping after this iteration{limit}; {name} again kills, without a checkpoint"
+        os.write(2, f"\n{line}\n".encode())
         self._stop("interrupted")
 
     def _await_end(self, parent: Connection) -> None:

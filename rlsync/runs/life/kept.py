@@ -49,28 +49,31 @@ def config_of(run: Path, trusted: bool = False) -> Config:
 
 def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
     """The checkpoint to play; ConfigError: there is none, it is damaged, unsafe, or of something else."""
-    folder = run if asked is None else asked
-    where = f"run {run}" if asked is None else f"--checkpoint {asked}"
-    found = checkpoint_at(folder)
-    if found is None:
+    folder = run
+    where = f"run {run}"
+    if asked is not None:
+        folder = asked
+        where = f"--checkpoint {asked}"
+    checkpoint = checkpoint_at(folder)
+    if checkpoint is None:
         if folder.is_dir():
             problem = f"{folder} holds no checkpoint"
         else:
             problem = f"{folder} does not exist"
         cure = "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames"
         raise ConfigError(problem, where, f"{cure}; rlsync status {run} says how it ended")
-    trust.check_checkpoint(found, trusted)
-    if not require_whole(found, trusted=trusted, components=COMPONENTS):
-        print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)
-    if found.parent != run:
-        _check_owner(found, run, config, where)
-    return found
+    trust.check_checkpoint(checkpoint, trusted)
+    if not require_whole(checkpoint, trusted=trusted, components=COMPONENTS):
+        print(f"unchecked: {checkpoint} has no {DIGESTS}", file=sys.stderr)
+    if checkpoint.parent != run:
+        _check_owner(checkpoint, run, config, where)
+    return checkpoint
 
 
 def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> None:
     """Refuse a checkpoint of something else: tensors of the same names and shapes would fit."""
     beside = checkpoint.parent / RESOLVED
-    own = run / CHECKPOINT
+    runs_own = run / CHECKPOINT
     if beside.is_file():
         written = trust.config_in(beside)
         for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
@@ -80,10 +83,9 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
                 raise ConfigError(
                     problem, where, f"name its own run: rlsync eval {checkpoint.parent}"
                 )
-    elif Checkpoint.is_checkpoint(own):
-        odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {
-            *Checkpoint.manifest(own)["components"]
-        }
+    elif Checkpoint.is_checkpoint(runs_own):
+        theirs = set(Checkpoint.manifest(checkpoint)["components"])
+        odd = theirs.symmetric_difference(Checkpoint.manifest(runs_own)["components"])
         if odd:
             parts = ", ".join(sorted(odd))
             problem = f"that checkpoint is not made as the run's own: only one of them has: {parts}"
@@ -108,12 +110,15 @@ def policy_of(
     with making(config.env):
         envs = make_venv(acting.env, 1)
     envs.close()
+    run_id = ""
     numbers = record_in(run / VERSIONS, Reserved, "the reserved version numbers")
+    if numbers is not None:
+        run_id = numbers.run_id
     origin = {
         "rlsync": __version__,
         "recipe": config.recipe.name,
         "env": config.env.id,
-        "run_id": "" if numbers is None else numbers.run_id,
+        "run_id": run_id,
         "config": (run / RESOLVED).read_text(),
     }
     return Policy(acting, trained, envs.actions, greedy=greedy, origin=origin).to(at)
@@ -123,7 +128,9 @@ def _loaded(
     run: Path, which: Which, where: str, config: Config, acting: CheckpointPlayer, trusted: bool
 ) -> Trained:
     """Give a player the weights that are asked for, which are the best or those of the checkpoint."""
-    best = None if which == "last" else best_in(run / BEST, trusted=trusted)
+    best = None
+    if which != "last":
+        best = best_in(run / BEST, trusted=trusted)
     if which == "best" or (best is not None and best.version == which):
         return load_best(run / BEST, run / RECEIPTS, acting, trusted=trusted)
     if which != "last" and not isinstance(which, int):
@@ -132,8 +139,8 @@ def _loaded(
         )
     trained = load(checkpoint_of(run, None, config, trusted), acting)
     if which not in ("last", trained.version) or (which != "last" and trained.unpublished_steps):
-        held = f"it keeps last: {trained}" + (
-            "" if best is None else f", best: version {best.version}"
-        )
-        raise ConfigError(f"the run keeps no weights of version {which}", where, held)
+        cure = f"it keeps last: {trained}"
+        if best is not None:
+            cure += f", best: version {best.version}"
+        raise ConfigError(f"the run keeps no weights of version {which}", where, cure)
     return trained

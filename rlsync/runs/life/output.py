@@ -49,15 +49,18 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
     if refusal.errno == errno.ENOENT and not run.is_dir():
         problem = "the folder of the run is gone"
         return Refused(problem, str(run), "leave it there until the run has ended")
-    named = [name for name in (refusal.filename, refusal.filename2) if name is not None]
-    cure = cure_of(
-        refusal, Path(os.fsdecode(named[0])).parent if named and isinstance(named[0], str) else run
-    )
+    files = [name for name in (refusal.filename, refusal.filename2) if name is not None]
+    folder = run
+    if files and isinstance(files[0], str):
+        folder = Path(files[0]).parent
+    cure = cure_of(refusal, folder)
     if cure is None:
         return None
-    asked = [at for at in (str(run), tempfile.gettempdir(), "/dev/shm") if Path(at).is_dir()]
-    places = [at for at in asked if disk_usage(at).free < 1 << 20]
-    where = " -> ".join(map(str, named)) or ", ".join(places) or str(run)
+    full = []
+    for place in (str(run), tempfile.gettempdir(), "/dev/shm"):
+        if Path(place).is_dir() and disk_usage(place).free < 1 << 20:
+            full.append(place)
+    where = " -> ".join(map(str, files)) or ", ".join(full) or str(run)
     return Refused(str(refusal.strerror), where, cure)
 
 
@@ -75,10 +78,12 @@ def output_read(run: Path = Path()) -> Iterator[None]:
             problem = "nobody reads the output any more"
             cure = "write it to a file, and read that"
             raise Unread(problem, "standard output", cure) from error
-        told = None if isinstance(error, SystemExit) else refused(error, run)
-        if told is None:
+        if isinstance(error, SystemExit):
             raise
-        raise told from error
+        refusal = refused(error, run)
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 def drop_unread() -> list[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
@@ -49,11 +49,12 @@ class Change:
 def checkpoint_in(path: str, trusted: bool) -> Taken:
     """The whole checkpoint that ``resume=path`` means; an unchecked or unsafe one has to be ``trusted``."""
     folder = Path(path)
-    for checkpoint in places(folder):
-        check_checkpoint(checkpoint, trusted)
-    if (found := taken(folder, trusted=trusted)) is None:
+    for place in places(folder):
+        check_checkpoint(place, trusted)
+    checkpoint = taken(folder, trusted=trusted)
+    if checkpoint is None:
         raise nothing_in(path)
-    return found
+    return checkpoint
 
 
 def changes(before: Config, now: Config) -> list[Change]:
@@ -68,7 +69,11 @@ def changes(before: Config, now: Config) -> list[Change]:
                 yield from differences(old, new, key + ".")
             elif old != new:
                 yield Change(
-                    key, old, new, spec.metadata.get("kept", ""), spec.metadata.get("restored")
+                    key=key,
+                    before=old,
+                    now=new,
+                    kept=spec.metadata.get("kept", ""),
+                    restored=spec.metadata.get("restored"),
                 )
 
     return [change for change in differences(before, now, "") if change.key not in OF_ONE_RUN]
@@ -95,16 +100,15 @@ def require_fit(
     recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]
 ) -> None:
     """Refuse, before a worker starts, a checkpoint that does not fit, or that is at its end."""
-    held = Checkpoint.manifest(checkpoint)["components"]
+    names = Checkpoint.manifest(checkpoint)["components"]
     progress = Component()
     wanted = {_POLICY: recipe.player(config, spaces, False).weights, _PROGRESS: progress}
-    parts = {name: part for name, part in wanted.items() if name in held}
+    parts = {name: part for name, part in wanted.items() if name in names}
+    frames = 0
     try:
         Checkpoint(**parts).load(checkpoint, map_location="cpu")
         if _PROGRESS in parts:
             frames = int(progress.state["collected_frames"])
-        else:
-            frames = 0
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
         raise _misfit(error, checkpoint, changed) from error
     total = config.recipe.total_frames
@@ -143,16 +147,17 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
         Checkpoint(loss_module=trainer.loss_module).load(checkpoint, map_location="cpu")
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
-        for told in (error, error.__cause__):
+        for cause in (error, error.__cause__):
             # it tells its own cure: a part, or a worker that died
-            if isinstance(told, RlsyncError):
-                raise told from told.__cause__
+            if isinstance(cause, RlsyncError):
+                raise cause from cause.__cause__
         raise _misfit(error, checkpoint, changed or []) from error
     finally:
         trainer.logger = logger
-    settings.put_back(
-        None if changed is None else [c.restored for c in changed if c.restored is not None]
-    )
+    restored = None
+    if changed is not None:
+        restored = [change.restored for change in changed if change.restored is not None]
+    settings.put_back(restored)
     if trainer.seed is not None:
         trainer.collector.set_seed(seed_after(trainer.seed, trainer.collected_frames))
 
@@ -173,8 +178,22 @@ class Settings:
 
     def put_back(self, changed: Sequence[Restored] | None) -> None:
         """Put in again what the config has changed; None if unknown: then all options of optimizers."""
-        names = {place.buffer for place in changed or () if place.buffer}
-        if absent := names - {name for name, _, _ in self._numbers}:
+        self._put_back_numbers(changed or ())
+        for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
+            pairs = zip(optimizer.param_groups, groups, strict=True)
+            for index, (group, fresh) in enumerate(pairs):
+                options: Iterable[str] = fresh
+                if changed is not None:
+                    options = _changed_options(changed, optimizer, index)
+                for name in options:
+                    _put_back(group, fresh, name)
+        for scheduler in self._schedulers:
+            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+
+    def _put_back_numbers(self, changed: Sequence[Restored]) -> None:
+        names = {place.buffer for place in changed if place.buffer}
+        absent = names.difference(name for name, _, _ in self._numbers)
+        if absent:
             problem = f"no buffer is called {', '.join(sorted(absent))}, so no old value is replaced there"
             cure = "correct the name, unless the builder itself uses the setting"
             warn(RlsyncWarning(problem, "in_buffer(...) in the recipe's settings", cure))
@@ -182,20 +201,15 @@ class Settings:
             if name in names:
                 with torch.no_grad():
                     number.fill_(fresh)
-        for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
-            kinds = ("", type(optimizer).__name__)
-            for index, (group, options) in enumerate(
-                zip(optimizer.param_groups, groups, strict=True)
-            ):
-                here = [
-                    p.option
-                    for p in changed or ()
-                    if p.group in (None, index) and p.optimizer in kinds
-                ]
-                for name in options if changed is None else here:
-                    _put_back(group, options, name)
-        for scheduler in self._schedulers:
-            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+
+
+def _changed_options(
+    changed: Sequence[Restored], optimizer: optim.Optimizer, group: int
+) -> Iterator[str]:
+    """The options of one group of an optimizer that the config has changed."""
+    for place in changed:
+        if place.group in (None, group) and place.optimizer in ("", type(optimizer).__name__):
+            yield place.option
 
 
 def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
@@ -207,12 +221,18 @@ def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
         group[name] = fresh[name]
         return
     # A schedule lowers "lr" and keeps the rate that it began with as "initial_lr". Both change in proportion.
-    base = "initial_lr" if "initial_lr" in group else "lr"
+    base = "lr"
+    if "initial_lr" in group:
+        base = "initial_lr"
     old = group[base]
     new = fresh.get(base, fresh["lr"])
-    if old != new:
-        group["lr"] = group["lr"] * (new / old) if old else new
-        group[base] = new
+    if old == new:
+        return
+    if old:
+        group["lr"] = group["lr"] * (new / old)
+    else:
+        group["lr"] = new
+    group[base] = new
 
 
 def schedulers(trainer: Trainer) -> list[LRScheduler]:
@@ -221,20 +241,18 @@ def schedulers(trainer: Trainer) -> list[LRScheduler]:
 
 def _numbers(trainer: Trainer) -> list[tuple[str, Tensor]]:
     """The buffers of one number in the loss module, and in modules that registered hooks hold, by name."""
-    owners = [
-        part
-        for part in [trainer.loss_module, *_held_by_hooks(trainer)]
-        if isinstance(part, nn.Module)
-    ]
-    named = [(name.rpartition(".")[2], b) for owner in owners for name, b in owner.named_buffers()]
-    return list(
-        {id(b): (name, b) for name, b in named if b.numel() == 1 and b.is_floating_point()}.values()
-    )
+    numbers: dict[int, tuple[str, Tensor]] = {}  # by identity: several owners may have one
+    for owner in [trainer.loss_module, *_held_by_hooks(trainer)]:
+        if not isinstance(owner, nn.Module):
+            continue
+        for name, buffer in owner.named_buffers():
+            if buffer.numel() == 1 and buffer.is_floating_point():
+                numbers[id(buffer)] = name.rpartition(".")[2], buffer
+    return list(numbers.values())
 
 
 def _held_by_hooks(trainer: Trainer) -> list[object]:
-    return [
-        value
-        for hook in trainers.registered_modules(trainer)
-        for value in (hook, *vars(hook).values())
-    ]
+    values: list[object] = []
+    for hook in trainers.registered_modules(trainer):
+        values += [hook, *vars(hook).values()]
+    return values

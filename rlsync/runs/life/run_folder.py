@@ -70,7 +70,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         if not (path / RESOLVED).is_file():
-            lacks = f"it has no {RESOLVED}" if path.is_dir() else "no folder"
+            lacks = "no folder"
+            if path.is_dir():
+                lacks = f"it has no {RESOLVED}"
             runs = sorted(str(file.parent) for file in path.glob(f"[!.]*/{RESOLVED}"))
             if runs:
                 cure = f"it holds runs, name these: {' '.join(runs)}"
@@ -81,20 +83,19 @@ class RunFolder:
 
     def describe(self) -> str:
         config = config_in(self.path / RESOLVED)
-        recipe, env, seed = (
-            OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed")
-        )
+        recipe = OmegaConf.select(config, "recipe.name")
+        env = OmegaConf.select(config, "env.id")
+        seed = OmegaConf.select(config, "seed")
         if OmegaConf.select(config, "recipe.replay.ratio"):
-            replay = " with replay"
-        else:
-            replay = ""
-        return f"{recipe}{replay} on {env}, seed {seed}"
+            recipe = f"{recipe} with replay"
+        return f"{recipe} on {env}, seed {seed}"
 
     def metric(self, name: str) -> Curve:
         """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
         file = self.path / METRICS / SCALARS / f"{name}.csv"
         if file.is_file():
-            return _curve(*_numbers([line.split(",") for line in _whole_lines(file)], file))
+            rows = [line.split(",") for line in _whole_lines(file)]
+            return _curve(*_numbers(rows, file))
         if not any((self.path / METRICS).glob("events.out.tfevents.*")):
             if (self.path / METRICS / "wandb").is_dir():
                 sent = "; its metrics are in wandb"
@@ -108,13 +109,13 @@ class RunFolder:
     def receipts(self) -> list[Receipt]:
         """The record of every publish, oldest first."""
         file = self.path / RECEIPTS
-        found = []
+        receipts = []
         for number, line in enumerate(_whole_lines(file), 1):
             try:
-                found.append(Receipt(**json.loads(line)))
+                receipts.append(Receipt(**json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise _unreadable(file, f"line {number}: {error}") from error
-        return found
+        return receipts
 
     def of_receipts(self, number: Callable[[Receipt], float]) -> Curve:
         rows = [(receipt.frames, number(receipt)) for receipt in self.receipts()]
@@ -130,7 +131,7 @@ class RunFolder:
     def evaluations(self) -> Curve:
         """Mean return of the evaluated versions, at the frames at which they were published."""
         columns = _columns(self.path / EVALUATIONS, leave_out="run_id")
-        published = sorted((r.version, r.frames) for r in self.receipts())
+        published = sorted((receipt.version, receipt.frames) for receipt in self.receipts())
         # A version without a receipt is the one that the workers were started with.
         versions, frames = np.array([(0, 0), *published], dtype=float).T
         at = frames[np.searchsorted(versions, columns["version"], side="right") - 1]
@@ -150,11 +151,11 @@ class RunFolder:
             ) from error
         events = EventAccumulator(str(self.path / METRICS), size_guidance={SCALARS: 0})
         events.Reload()
-        found = {}
+        curves = {}
         for name in events.Tags()[SCALARS]:
             rows = [(event.step, event.value) for event in events.Scalars(name)]
-            found[name] = _curve(*np.array(rows, dtype=float).T)
-        return found
+            curves[name] = _curve(*np.array(rows, dtype=float).T)
+        return curves
 
 
 def _unreadable(file: Path, why: str) -> ConfigError:
@@ -181,14 +182,17 @@ def _numbers(rows: list[list[str]], file: Path) -> Numbers:
 
 
 def _columns(file: Path, leave_out: str = "") -> dict[str, Numbers]:
-    rows = csv.DictReader(_whole_lines(file))
-    names = [name for name in rows.fieldnames or [] if name != leave_out]
-    return dict(
-        zip(names, _numbers([[row[name] for name in names] for row in rows], file), strict=True)
-    )
+    reader = csv.DictReader(_whole_lines(file))
+    names = [name for name in reader.fieldnames or [] if name != leave_out]
+    rows = []
+    for row in reader:
+        rows.append([row[name] for name in names])
+    return dict(zip(names, _numbers(rows, file), strict=True))
 
 
 def _curve(frames: Numbers, values: Numbers, spread: Numbers | None = None) -> Curve:
     """A curve without points that are not numbers, and without those that a resumed run did again."""
     good = (frames <= np.minimum.accumulate(frames[::-1])[::-1]) & np.isfinite(values)
-    return Curve(frames[good], values[good], None if spread is None else spread[good])
+    if spread is not None:
+        spread = spread[good]
+    return Curve(frames[good], values[good], spread)

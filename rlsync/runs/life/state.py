@@ -73,9 +73,12 @@ class Ended:
         else:
             counts = f"  frames {self.frames:,}  version {self.version}"
         lines = [f"ended {self.at}: {self.how}{counts}"]
-        lines += [self.error] if self.error else []
-        lines += [self.evaluations_ended] if self.evaluations_ended else []
-        lines += [f"checkpoint {self.checkpoint}"] if self.checkpoint else []
+        if self.error:
+            lines.append(self.error)
+        if self.evaluations_ended:
+            lines.append(self.evaluations_ended)
+        if self.checkpoint:
+            lines.append(f"checkpoint {self.checkpoint}")
         return "\n".join(lines)
 
     def write(self, run: Path) -> None:
@@ -125,22 +128,31 @@ class RunStatus:
 def status_of(run: Path) -> RunStatus:
     if agents := files.agents_in(run):
         return _population(run, agents)
-    found = _state_of(run)
+    status = _state_of(run)
+    version = status.version
+    evaluations_ended = None
     statistics = files.statistics_in(run)
-    schedule = run / files.SCHEDULE
-    told = [found.told, *(() if statistics is None else (str(statistics),))]
+    lines: list[str | None] = [status.told]
+    if statistics is not None:
+        lines.append(str(statistics))
+        evaluations_ended = statistics.evaluations_ended
+        if version is None:
+            version = statistics.version
     lag = lag_of(run)
-    told += [lag] if lag else []
-    if found.ended is None and statistics is not None and statistics.evaluations_ended is not None:
-        told.append(statistics.evaluations_ended)
+    lines.append(lag)
+    if status.ended is None:
+        lines.append(evaluations_ended)
+    schedule = run / files.SCHEDULE
     if schedule.is_file():
-        told.append(
-            f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}"
-        )
-    version = found.version
-    if version is None and statistics is not None:
-        version = statistics.version
-    return replace(found, told="\n".join(told), statistics=statistics, version=version, lag=lag)
+        size = schedule.stat().st_size
+        lines.append(f"schedule {schedule}: {size:,} bytes, for rlsync rerun {run}")
+    return replace(
+        status,
+        told="\n".join(filter(None, lines)),
+        version=version,
+        statistics=statistics,
+        lag=lag,
+    )
 
 
 def lag_of(run: Path) -> str:
@@ -156,16 +168,20 @@ def lag_of(run: Path) -> str:
 
 def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:
     end = ended(run)
-    each = {number: status_of(folder) for number, folder in agents.items()}
-    states = {found.state for found in each.values()}
+    lines = []
+    state = KILLED
+    statuses = []
+    for number, folder in agents.items():
+        status = status_of(folder)
+        statuses.append(status)
+        lines.append(f"agent {number}: {status.told}")
+        if status.state in (RUNNING, NO_BOARD):
+            state = RUNNING
     if end is not None:
+        lines.insert(0, str(end))
         state = HAS_ENDED
-    else:
-        state = RUNNING if states & {RUNNING, NO_BOARD} else KILLED
-    told = [str(end)] if end is not None else []
-    told += [f"agent {number}: {found.told}" for number, found in each.items()]
-    told.append(f"best agent {files.best_agent(run)}")
-    return RunStatus(state, "\n".join(told), ended=end, agents=tuple(each.values()))
+    lines.append(f"best agent {files.best_agent(run)}")
+    return RunStatus(state, "\n".join(lines), ended=end, agents=tuple(statuses))
 
 
 def _state_of(run: Path) -> RunStatus:
@@ -175,9 +191,9 @@ def _state_of(run: Path) -> RunStatus:
     if (run / files.CLUSTER).is_file():
         cluster = ClusterStatus.read(run / files.CLUSTER)
     if handle is not None and ended(run) is None:
-        found = _watched(handle)
-        if found is not None:
-            return found
+        status = _watched(handle)
+        if status is not None:
+            return status
     learner = learner_in(run)
     # Only now: a run that ends closes its board, then writes this, and then its process is gone.
     end = ended(run)
@@ -215,14 +231,14 @@ def _not_begun(run: Path) -> RunStatus:
 def handle_in(run: Path) -> BoardHandle | None:
     """The address of the board that a run left in its folder; None if there is none."""
     try:
-        found = json.loads((run / files.BOARD).read_text())
+        fields = json.loads((run / files.BOARD).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    address = FileAddress(**found["address"])
+    address = FileAddress(**fields["address"])
     if address.kind is None:  # no other file is opened for a foreign folder
         problem = f"{address.path} is not where a board lies"
         raise ConfigError(problem, str(run / files.BOARD), "remove the file")
-    return BoardHandle(address, found["board_id"])
+    return BoardHandle(address, fields["board_id"])
 
 
 def _watched(handle: BoardHandle) -> RunStatus | None:
@@ -232,9 +248,10 @@ def _watched(handle: BoardHandle) -> RunStatus | None:
     except BoardClosed:
         return None
     workers = tuple(reader for reader in readers if reader.reader != EVALUATOR)
-    lines = (str(reader).replace(f"worker {EVALUATOR} ", "evaluator ") for reader in readers)
-    told = "\n".join([f"newest version {watch.newest}", *lines])
-    return RunStatus(RUNNING, told, watch.newest, workers)
+    lines = [f"newest version {watch.newest}"]
+    for reader in readers:
+        lines.append(str(reader).replace(f"worker {EVALUATOR} ", "evaluator "))
+    return RunStatus(RUNNING, "\n".join(lines), watch.newest, workers)
 
 
 def _killed(run: Path) -> str:
@@ -266,25 +283,23 @@ def begin(run: Path) -> None:
 def learner_in(run: Path) -> int | None:
     """The process on this machine that trains in this folder, if one does."""
     with suppress(OSError, ValueError, psutil.Error):
-        said = json.loads((run / files.ROOM).read_bytes().partition(b"\n")[0])
-        process = psutil.Process(said["pid"])
+        began = json.loads((run / files.ROOM).read_bytes().partition(b"\n")[0])
+        process = psutil.Process(began["pid"])
         # A process's number is given again, also that of one that has just begun.
-        if (
-            abs(process.create_time() - said["began_s"]) < 1
-            and process_state(process.pid) != "dead"
-        ):
+        is_the_same = abs(process.create_time() - began["began_s"]) < 1
+        if is_the_same and process_state(process.pid) != "dead":
             return process.pid
     return None
 
 
 def ended(run: Path) -> Ended | None:
     """How the run in this folder ended; None if it has not, or was killed."""
-    found = record_in(
+    end = record_in(
         run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed"
     )
-    if found is not None and found.checkpoint is not None:  # the folder may have moved since
-        found = replace(found, checkpoint=str(run / files.CHECKPOINT))
-    return found
+    if end is not None and end.checkpoint is not None:  # the folder may have moved since
+        end = replace(end, checkpoint=str(run / files.CHECKPOINT))
+    return end
 
 
 def at(timestamp: float) -> str:

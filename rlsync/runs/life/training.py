@@ -63,10 +63,10 @@ def begun(job: Job) -> Path:
     trust.claim(run_dir, job.trusted)
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
-    print(
-        "\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]),
-        flush=True,
-    )
+    lines = [f"run {run_dir}"]
+    for word, text in job.told.items():
+        lines.append(f"{word} {text}")
+    print("\n".join(lines), flush=True)
     return run_dir
 
 
@@ -98,8 +98,10 @@ def _prepare(trainer: Trainer, job: Job, run_dir: Path) -> None:
     if job.checkpoint is not None:
         load(trainer, job.checkpoint, job.changes)
         print(told_of_resume(trainer, job), flush=True)
-        if goes_on and (kept := keep_life(run_dir, job.checkpoint)) is not None:
-            trust.claim(kept, trusted=True)  # this run's own, or looked at when it was loaded
+        if goes_on:
+            life = keep_life(run_dir, job.checkpoint)
+            if life is not None:
+                trust.claim(life, trusted=True)  # this run's own, or looked at when it was loaded
 
     if goes_on or job.shared is not None:  # an agent may be killed, and resumed, at any time
         trainer.save_trainer(force_save=True)  # it and the config beside it belong together
@@ -118,21 +120,20 @@ class TrainingLife:
     def __init__(
         self, trainer: Trainer, interrupts: Interrupts, life_frames: int | None = None
     ) -> None:
-        hooks = trainers.registered_modules(trainer)
-        syncs = [
-            hook
-            for hook in hooks
-            if isinstance(hook, SyncWeights) and hook.feeds is trainer.collector
-        ]
-        returns = [hook for hook in hooks if isinstance(hook, EpisodeReturns)]
-        statistics = [hook for hook in hooks if isinstance(hook, StatisticsHook)]
-        counts = len(syncs), len(returns), len(statistics)
-        if counts != (1, 1, 1):
-            problem = (
-                "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(
-                    *counts
-                )
-            )
+        syncs = []
+        returns = []
+        statistics = []
+        for hook in trainers.registered_modules(trainer):
+            match hook:
+                case SyncWeights() if hook.feeds is trainer.collector:
+                    syncs.append(hook)
+                case EpisodeReturns():
+                    returns.append(hook)
+                case StatisticsHook():
+                    statistics.append(hook)
+        if not len(syncs) == len(returns) == len(statistics) == 1:
+            problem = f"the trainer has {len(syncs)} SyncWeights, {len(returns)} EpisodeReturns "
+            problem += f"and {len(statistics)} StatisticsHook"
             cure = "register one of each, as rlsync.runs.recipes.parts.register_hooks(trainer, run) does"
             raise ConfigError(problem, "the recipe's build()", cure)
         self.trainer = trainer
@@ -207,7 +208,9 @@ class TrainingLife:
     def summary(self) -> str:
         """Why and where the life has ended, in a line."""
         newest = len(self._returns.newest)
-        mean = f"{self._returns.mean:.1f}" if newest else "none"
+        mean = "none"
+        if newest:
+            mean = f"{self._returns.mean:.1f}"
         parts = [
             f"stopped: {self.reason()}",
             f"frames {self.trainer.collected_frames:,}",
@@ -216,7 +219,9 @@ class TrainingLife:
             f"{time.monotonic() - self._began_s:.1f} s",
         ]
         ended = evaluations_ended(self.trainer)
-        return "  ".join([*parts, ended] if ended else parts)
+        if ended:
+            parts.append(ended)
+        return "  ".join(parts)
 
 
 class LiveLine:
@@ -225,9 +230,10 @@ class LiveLine:
     def __init__(self, life: TrainingLife, console: Console) -> None:
         self._life = life
         self._live: Live | None = None
+        self._every_s = PLAIN_EVERY_S
         if console.is_terminal:
             self._live = Live(console=console, auto_refresh=False)
-        self._every_s = PLAIN_EVERY_S if self._live is None else EVERY_S
+            self._every_s = EVERY_S
         self._next_s = time.monotonic()
         life.trainer.register_op("post_steps_log", self._batch_done)
 
@@ -249,13 +255,15 @@ class LiveLine:
 
 
 def told_of_resume(trainer: Trainer, job: Job) -> str:
-    told = f"resumed from {job.checkpoint}  frames {trainer.collected_frames:,}"
+    lines = [f"resumed from {job.checkpoint}  frames {trainer.collected_frames:,}"]
     if job.changes is None:
-        return (
-            f"{told}\nno {RESOLVED} lies beside this checkpoint: keys that this command line does not give "
-            "have their defaults, so repeat the overrides of the first run"
+        lines.append(
+            f"no {RESOLVED} lies beside this checkpoint: keys that this command line does not give have their "
+            "defaults, so repeat the overrides of the first run"
         )
-    return "\n".join([told, *(f"changed {change}" for change in job.changes)])
+    else:
+        lines += [f"changed {change}" for change in job.changes]
+    return "\n".join(lines)
 
 
 def prepare_process() -> None:

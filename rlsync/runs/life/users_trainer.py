@@ -164,7 +164,7 @@ def _trainer_of(made: object, target: NamedTrainer) -> Trainer:
 def _never_training() -> Iterator[None]:
     """Refuse ``trainer.train()``: the trainer is only to be looked at."""
 
-    def refuse(trainer: Trainer, *_: object, **__: object) -> None:
+    def refuse(trainer: Trainer) -> None:
         caller = inspect.stack()[1]
         problem = "the trainer is trained before it can be looked at"
         cure = f"name a function that returns the trainer before it trains, or {_GUARD}"

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 
 from rlsync import ConfigError
 from rlsync.core.trigger import Counters, Trigger
@@ -119,15 +119,24 @@ def timeline(config: Config) -> Timeline:
     learned = last.frames - config.recipe.prefill_frames()
     every_frames = config.recipe.evaluations().every_frames
     when = trigger(config.sync.when)
+    ratio = 0.0
+    if learned > 0:
+        ratio = last.updates / learned
+    versions = None
+    if "seconds" not in when.units():
+        versions = len(list(publishes(when, run)))
+    versions_between = 0
+    if every_frames:
+        versions_between = versions_between_evaluations(config)
     return Timeline(
         phases=phases,
         frames=last.frames,
         updates=last.updates,
-        ratio=last.updates / learned if learned > 0 else 0.0,
-        publishes=None if "seconds" in when.units() else sum(1 for _ in publishes(when, run)),
+        ratio=ratio,
+        publishes=versions,
         publish_every=str(when),
         evaluation_every_frames=every_frames,
-        evaluation_every_versions=versions_between_evaluations(config) if every_frames else 0,
+        evaluation_every_versions=versions_between,
         checkpoint_every_frames=config.frames_between_checkpoints,
         update=config.recipe.update_facts(),
     )
@@ -137,13 +146,23 @@ def _phases(run: list[Iteration], frames_per_batch: int) -> list[RunPhase]:
     waiting = [each for each in run if each.updates == 0]
     phases = []
     for name, those in (("prefill", waiting), ("learning", run[len(waiting) :])):
-        if those:
-            made = [
-                after - earlier for earlier, after in pairwise([0, *(r.updates for r in those)])
-            ]
-            first = those[0].frames - frames_per_batch
-            last = those[-1].frames - 1
-            phases.append(RunPhase(name, first, last, len(those), sum(made), min(made), max(made)))
+        if not those:
+            continue
+        updates = []  # of each round
+        before = 0
+        for each in those:
+            updates.append(each.updates - before)
+            before = each.updates
+        phase = RunPhase(
+            name=name,
+            first_frame=those[0].frames - frames_per_batch,
+            last_frame=those[-1].frames - 1,
+            rounds=len(those),
+            updates=sum(updates),
+            fewest=min(updates),
+            most=max(updates),
+        )
+        phases.append(phase)
     return phases
 
 
@@ -164,9 +183,8 @@ def versions_between_evaluations(config: Config) -> int:
         run = (Iteration(frames, 0) for frames in _batches(config))
     # The round in which the prefill ends has fewer updates for its frames than those after it.
     end_of_prefill = math.ceil(recipe.prefill_frames() / per_batch + 1) * per_batch
-    at = list(
-        islice((position for position in publishes(when, run) if position > end_of_prefill), 1_000)
-    )
+    after_prefill = (position for position in publishes(when, run) if position > end_of_prefill)
+    at = list(islice(after_prefill, 1_000))
     if len(at) < 2:
         return 1
     return max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))
