@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, filterfalse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -78,7 +78,7 @@ class RunAgain(RecordedRun):
         """Where to make it again, by default inside its folder; ConfigError if ``into`` is there already."""
         if into is None:
             numbered = (self.folder / f"rerun-{number}" for number in count(1))
-            folder = next(path for path in numbered if not path.exists())
+            folder = next(filterfalse(Path.exists, numbered))
         else:
             folder = into
         if folder.exists():
@@ -148,11 +148,10 @@ class FrameAgain:
     @property
     def equal(self) -> dict[str, bool]:
         """Whether all that the run has kept is the same in the rerun, by its name."""
-        equal = {
-            f"stored {name}": torch.equal(self.stored[name], tensor)
-            for name, tensor in self.tensors.items()
-            if name in self.stored
-        }
+        equal = {}
+        for name, tensor in self.tensors.items():
+            if name in self.stored:
+                equal[f"stored {name}"] = torch.equal(self.stored[name], tensor)
         version = self.tensors.get(STAMP, -1)
         equal["recorded version"] = bool(version == self.frame.rollout.version)
         return equal

@@ -151,11 +151,10 @@ def train_population(job: Job, parent: Connection | None = None) -> int:
             print(f"best agent {best_agent(run_dir)}", flush=True)
             if interrupts.signal is not None:
                 return ending.reached(interrupts.how(), interrupts.exit_status())
-            lost = [
-                f"agent {n} {ending_of(agent.exitcode)}"
-                for n, agent in agents.items()
-                if agent.exitcode
-            ]
+            lost = []
+            for number, agent in agents.items():
+                if agent.exitcode:
+                    lost.append(f"agent {number} {ending_of(agent.exitcode)}")
             if lost:
                 cure = f"look at {AGENTS}/N/{OUTPUT}; resume={run_dir} goes on with these agents"
                 raise WorkerLost(", ".join(lost), str(run_dir), cure)

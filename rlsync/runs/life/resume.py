@@ -125,7 +125,7 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
     while root.__cause__ is not None:
         root = root.__cause__
     lines = str(root).strip().splitlines()[:2]  # torch names the tensor in the second line
-    problem = " ".join(line.strip() for line in lines)
+    problem = " ".join(map(str.strip, lines))
     if root is not error:  # TorchRL's error prints whole tensordicts after the part's name
         problem = f"{str(error).partition(':')[0]}: {problem}"
     cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
@@ -173,7 +173,9 @@ class Settings:
     def __init__(self, trainer: Trainer) -> None:
         self._optimizers = trainers.optimizers(trainer)
         self._schedulers = schedulers(trainer)
-        self._groups = [[dict(group) for group in one.param_groups] for one in self._optimizers]
+        self._groups: list[list[dict[str, Any]]] = []
+        for optimizer in self._optimizers:
+            self._groups.append(list(map(dict, optimizer.param_groups)))
         self._numbers = [(name, number, number.item()) for name, number in _numbers(trainer)]
 
     def put_back(self, changed: Sequence[Restored] | None) -> None:
