@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from rlsync.core import errors
 from rlsync.core.crossing import CPU, Crossing, crossings
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.user_input import did_you_mean, nearest_name
 
 POLICY = "policy"  #: the destination of the one policy that a collector has; TorchRL's name for it
 

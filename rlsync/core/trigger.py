@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import check_choice, check_count
+from rlsync.core.user_input import check_choice, check_count
 
 Unit = Literal["batches", "frames", "optim_steps", "seconds"]
 UNITS: tuple[str, ...] = get_args(Unit)

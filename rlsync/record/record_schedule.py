@@ -20,7 +20,7 @@ from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollecto
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import BoardClosed, ConfigError
-from rlsync.core.path import check_count
+from rlsync.core.user_input import check_count
 from rlsync.record.planned import PlannedBoard
 from rlsync.record.schedule import EVERYBODY, Comparison, Life, ScheduleWriter, compared, lives_in
 from rlsync.tensors.digest import digest

@@ -25,7 +25,7 @@ from torch import nn
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
 from rlsync.sync.families import UNKNOWN, end_group
-from rlsync.transport.board.format import process_state
+from rlsync.transport.board.format import process_state as process_state
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 
 from rlsync.core import errors
-from rlsync.core.path import Attr, Path, did_you_mean, nearest_name, parse, short, walk
+from rlsync.core.path import Attr, Path, parse, walk
 from rlsync.core.plan import (
     BATCH_STATISTICS,
     BY_COPY,
@@ -21,6 +21,7 @@ from rlsync.core.plan import (
     SyncPlan,
     Verdict,
 )
+from rlsync.core.user_input import did_you_mean, nearest_name, short
 from rlsync.sync.acts import Acting
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.held import unlike

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from rlsync.core import errors
-from rlsync.core.path import Path, check_count, walk
+from rlsync.core.path import Path, walk
 from rlsync.core.plan import Route, listed
+from rlsync.core.user_input import check_count
 from rlsync.sync.held import OF_EVERY_MODULE
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes

@@ -12,8 +12,8 @@ from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backe
 from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import BOARD
 from rlsync.core.ledger import Ledger
-from rlsync.core.path import check_timeouts
 from rlsync.core.plan import POLICY
+from rlsync.core.user_input import check_timeouts
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.processes import close_with_program, end_with_program
 from rlsync.sync.starting import StartLogs

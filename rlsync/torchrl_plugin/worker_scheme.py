@@ -12,8 +12,9 @@ from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import ConfigError, PublishError
-from rlsync.core.path import check_choice, parse
+from rlsync.core.path import parse
 from rlsync.core.plan import POLICY
+from rlsync.core.user_input import check_choice
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher

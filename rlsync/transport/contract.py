@@ -36,7 +36,7 @@ from torch import Tensor
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.extensions import imported, transports
 from rlsync.core.ledger import Stamp
-from rlsync.core.path import check_choice
+from rlsync.core.user_input import check_choice
 from rlsync.tensors.layout import Layout
 
 #: ``apply(version, layout, views)`` writes the views of one version, one for each entry of the layout, into

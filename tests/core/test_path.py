@@ -15,7 +15,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from rlsync.core.errors import DestinationNotFound, PathSyntaxError, SourceNotFound
-from rlsync.core.path import Attr, Index, MappingKey, Path, nearest_name, parse, walk
+from rlsync.core.path import Attr, Index, MappingKey, Path, parse, walk
+from rlsync.core.user_input import nearest_name
 
 # Slow machines are no failures.
 settings.register_profile("patient", deadline=None)

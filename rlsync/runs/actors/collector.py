@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing.process import BaseProcess
 
 from rlsync import ConfigError
-from rlsync.core.path import check_count, check_timeouts
+from rlsync.core.user_input import check_count, check_timeouts
 from rlsync.runs.actors.envs.specs import EnvSpec
 from rlsync.runs.actors.intake import Rollouts
 from rlsync.runs.actors.own_process import OwnProcess

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from rlsync import ConfigError
-from rlsync.core.path import nearest_name
+from rlsync.core.user_input import nearest_name
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.player import Playable, Player, Record, player_of
 from rlsync.tensors.layout import Layout, LeafSpec

@@ -10,7 +10,7 @@ from typing import get_args
 import torch
 
 from rlsync import ConfigError
-from rlsync.core.path import check_choice, check_count, check_timeouts
+from rlsync.core.user_input import check_choice, check_count, check_timeouts
 from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.supervision import Restarts

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlsync import ConfigError
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.cli.main import parser_of
 from rlsync.runs.config import shipped
 from rlsync.runs.config.shipped import CLUSTER, ENV, RECIPE, TUNED, Shipped

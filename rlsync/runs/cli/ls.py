@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlsync import ConfigError
-from rlsync.core.path import check_choice
+from rlsync.core.user_input import check_choice
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import shipped
 from rlsync.runs.plain import json_of

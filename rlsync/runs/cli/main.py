@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError, __version__
 from rlsync.core.nameless import told_of_a_user_without_a_name
-from rlsync.core.path import check_choice
+from rlsync.core.user_input import check_choice
 from rlsync.runs.life.output import EXIT_USAGE, Unread, exit_status, output_read
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.

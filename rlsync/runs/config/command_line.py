@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from rlsync import ConfigError
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.config import own_hydra, trust
 from rlsync.runs.config.refusals import parsed
 from rlsync.runs.recipes import registry

@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from rlsync import ConfigError
 from rlsync.core.errors import causes, first_line
-from rlsync.core.path import did_you_mean
+from rlsync.core.user_input import did_you_mean
 from rlsync.runs.config.shipped import ENV, RECIPE
 from rlsync.runs.recipes import registry
 from rlsync.runs.recipes.run_files import ENDED, EVALUATIONS, STATISTICS

@@ -17,7 +17,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.errors import first_line
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.life.apart import Say, Stage
 
 #: What is asked for, as help texts and errors name it.

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.extensions import installed
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.user_input import did_you_mean, nearest_name
 
 P = ParamSpec("P")
 T = TypeVar("T")

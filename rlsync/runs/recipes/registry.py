@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsync import ConfigError
 from rlsync.core import extensions
-from rlsync.core.path import check_choice
+from rlsync.core.user_input import check_choice
 
 if TYPE_CHECKING:  # imports torch: not needed to list names
     from torch import nn

@@ -8,8 +8,9 @@ from functools import partial, reduce
 from operator import or_
 
 from rlsync import ConfigError, Every, RlsyncError, Source, StepsAhead
-from rlsync.core.path import check_choice, parse
+from rlsync.core.path import parse
 from rlsync.core.trigger import Trigger
+from rlsync.core.user_input import check_choice
 from rlsync.runs.recipes.bounds import above_zero, caught, refuse
 
 WIRE_DTYPES = ("float32", "bfloat16", "float16")  #: what weights may be cast to on their way

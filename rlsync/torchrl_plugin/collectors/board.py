@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from rlsync.core.errors import DestinationNotFound
-from rlsync.core.path import Path, did_you_mean, nearest_name, parse
+from rlsync.core.path import Path, parse
 from rlsync.core.plan import no_destination
+from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.endpoint import Endpoint

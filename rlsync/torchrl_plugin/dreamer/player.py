@@ -13,7 +13,7 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import check_choice, check_count
+from rlsync.core.user_input import check_choice, check_count
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.dreamer.map import parts_of_player, state_shapes
 

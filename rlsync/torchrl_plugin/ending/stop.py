@@ -11,7 +11,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, RlsyncError, WorkerLost
-from rlsync.core.path import check_timeouts
+from rlsync.core.user_input import check_timeouts
 from rlsync.sync.processes import StopsWaiting
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of

@@ -16,9 +16,10 @@ from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.ledger import Ledger
-from rlsync.core.path import Path, check_count, parse
+from rlsync.core.path import Path, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
+from rlsync.core.user_input import check_count
 from rlsync.core.whole_file import check_folder
 from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.publisher import Publisher

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
-from rlsync.core.path import check_choice, check_count
+from rlsync.core.user_input import check_choice, check_count
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import Reader
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of

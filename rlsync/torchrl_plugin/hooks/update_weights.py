@@ -13,9 +13,10 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
-from rlsync.core.path import check_choice, parse
+from rlsync.core.path import parse
 from rlsync.core.plan import POLICY, Receipt
 from rlsync.core.trigger import Counters, Every
+from rlsync.core.user_input import check_choice
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publisher

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, PublishError
-from rlsync.core.path import check_choice, check_timeouts
 from rlsync.core.trigger import Counters, Every, Trigger
+from rlsync.core.user_input import check_choice, check_timeouts
 from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Deviation, Found, Verification
 from rlsync.torchrl_plugin.compat.trainers import let_it_be_absent

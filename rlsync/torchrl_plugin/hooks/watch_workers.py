@@ -6,7 +6,7 @@ from torchrl.collectors import AsyncBatchedCollector, BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import check_timeouts
+from rlsync.core.user_input import check_timeouts
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors

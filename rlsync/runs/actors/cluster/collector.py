@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tensordict import TensorDict
 
 from rlsync import AdoptionTimeout
-from rlsync.core.path import check_count
+from rlsync.core.user_input import check_count
 from rlsync.runs.actors.cluster.agent import NodeAgent, has_version
 from rlsync.runs.actors.cluster.arrivals import Arrivals, Origin
 from rlsync.runs.actors.cluster.job import NodeJob

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync import ConfigError
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.actors.envs.actions import ActionSpec, actions_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.runs.actors.envs.observations import observations_of

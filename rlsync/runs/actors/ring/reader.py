@@ -30,7 +30,7 @@ from typing import get_args
 from torch import Tensor
 
 from rlsync import BoardClosed, ConfigError
-from rlsync.core.path import check_choice
+from rlsync.core.user_input import check_choice
 from rlsync.runs.actors.ring import format as fmt
 from rlsync.runs.actors.ring.format import (
     RingCounters,
