@@ -267,15 +267,6 @@ def test_a_file_of_ones_own_is_checked_and_named(capsys: pytest.CaptureFixture[s
     assert whats(capsys, "--config-dir", "nowhere") == ["no folder 'nowhere'"]
 
 
-def test_help_has_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["check", "--help"])
-    assert left.value.code == 0
-    said = capsys.readouterr().out
-    assert "examples:" in said
-    assert "exit status: 0 nothing is wrong, 2 something is" in said
-
-
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     ("words", "says"),
@@ -464,38 +455,9 @@ def test_a_folder_that_no_run_can_write_to_is_told_before_one_begins(
     assert not checked(capsys, f"hydra.run.dir={tmp_path}/run"), "the run is not written here"
 
 
-@pytest.mark.parametrize("value", ["0", "-0.5", "nan", "inf"])
-@pytest.mark.one_case
-def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
-    value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (error,) = checked(capsys, "recipe=sac", f"recipe.pace.ratio={value}")
-    assert error["where"] == "recipe.pace.ratio"
-    assert error["what"].startswith("recipe.pace.ratio cannot be ")
-
-
 def test_priorities_that_torchrls_loss_does_not_weigh_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     (error,) = checked(capsys, "recipe=crossq", "recipe.prioritized=true")
     assert error["where"] == "recipe.prioritized"
-
-
-@pytest.mark.one_case
-@pytest.mark.parametrize("recipe", ["dqn", "sac", "td3"])
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (("recipe.pace.prefill=20000", "recipe.total_frames=10000"), "recipe.pace.prefill"),
-        (("recipe.pace.prefill=-1",), "recipe.pace.prefill"),
-        (("recipe.pace.burst=0",), "recipe.pace.burst"),
-        (("recipe.buffer_frames=63", "recipe.batch_size=64"), "recipe.buffer_frames"),
-        (("recipe.lr=inf",), "recipe.lr"),
-    ],
-)
-@pytest.mark.seconds
-def test_a_replay_that_cannot_be_is_told_by_its_key(
-    recipe: str, words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert key in [error["where"] for error in checked(capsys, f"recipe={recipe}", *words)]
 
 
 OWN_RECIPES = """

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hydra import compose
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
@@ -50,17 +49,6 @@ def config_of(*line: str) -> Config:
 def known_keys(*line: str) -> list[str]:
     with own_hydra.initialised():
         return list(keys_of(compose(own_hydra.CONFIG_NAME, list(line))))
-
-
-def type_of(file: Path) -> tuple[type, str] | None:
-    """The dataclass that a file's defaults list names, and the key in the file under which it stands."""
-    for entry in OmegaConf.load(file).get("defaults", []):
-        if isinstance(entry, str) and entry.startswith("/schema/"):
-            node, _, package = entry.removeprefix("/").partition("@")
-            with own_hydra.alone():
-                stored = ConfigStore.instance().load(f"{node}.yaml").node
-            return OmegaConf.get_type(stored), package.removeprefix("_here_")
-    return None
 
 
 # --------------------------------------------------------------------------------- documentation
@@ -278,24 +266,6 @@ def test_brackets_in_a_key_are_refused_with_the_spelling_that_hydra_reads() -> N
 # ---------------------------------------------------------------------------------------- sweeps
 
 
-def swept(*line: str) -> list[Config]:
-    return configs_of("-m", *line)
-
-
-@pytest.mark.thorough
-@pytest.mark.seconds
-def test_sweeps_spell_out_keys_groups_ranges_and_entries_of_the_map() -> None:
-    assert [c.seed for c in swept("seed=range(0,3)")] == [0, 1, 2]
-    assert [(c.recipe.name, c.seed) for c in swept("recipe=ppo,dqn", "seed=0,1")] == [
-        ("ppo", 0),
-        ("ppo", 1),
-        ("dqn", 0),
-        ("dqn", 1),
-    ]
-    sources = [c.sync.map[0].source for c in swept("sync.map.0.source=a.b,c.d")]
-    assert sources == ["a.b", "c.d"]
-
-
 @pytest.mark.seconds
 @pytest.mark.thorough
 def test_hydra_sweeps_like_the_check_before_it(
@@ -304,17 +274,17 @@ def test_hydra_sweeps_like_the_check_before_it(
     trained: list[tuple[Any, ...]] = []
 
     def train(job: Job, parent: None) -> int:
-        config = job.config
-        trained.append((config.recipe.name, config.sync.map[0].source, Path(str(config.run_dir)).name))
+        config, source = job.config, job.config.sync.map[0].source
+        trained.append((config.recipe.name, source, config.seed, Path(str(config.run_dir)).name))
         return 0
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rlsync.runs.cli.train.train_job", train)
-    assert main(["train", "-m", "recipe=ppo,dqn", "sync.map.0.source=a.b,c.d"]) == 0
+    assert main(["train", "-m", "recipe=ppo,dqn", "sync.map.0.source=a.b,c.d", "seed=range(1,2)"]) == 0
     capsys.readouterr()
     assert trained == [
-        ("ppo", "a.b", "0"),
-        ("ppo", "c.d", "1"),
-        ("dqn", "a.b", "2"),
-        ("dqn", "c.d", "3"),
+        ("ppo", "a.b", 1, "0"),
+        ("ppo", "c.d", 1, "1"),
+        ("dqn", "a.b", 1, "2"),
+        ("dqn", "c.d", 1, "3"),
     ]

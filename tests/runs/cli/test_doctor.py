@@ -54,9 +54,7 @@ from tests.tools.parts import (
     wait_until,
 )
 from tests.tools.parts.answering_envs import SAME_ARRAY
-from tests.tools.programs import run_program
 
-REPO = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve()
 TIMEOUT_S = 30.0
 SOURCE = "loss_module.actor_network"
@@ -159,6 +157,7 @@ def test_the_cure_that_is_named_cures() -> None:
     found = examine(trainer, TIMEOUT_S)
 
     assert (outcomes(found), found.by_rlsync) == ([Outcome.ARRIVED], True)
+    assert told_of_outputs(found) == ["the policies compute what the learner's module computes"]
     assert worst(findings_of(found)) == "ok"
 
 
@@ -360,13 +359,6 @@ def told_of_outputs(found: Examination) -> list[str]:
     return [finding.found for finding in findings_of(found) if finding.what == "outputs"]
 
 
-def test_in_one_process_the_outputs_are_compared_too() -> None:
-    trainer = trainer_on(make_collector(make_policy()))
-    with_our_hook(trainer)
-    found = examine(trainer, TIMEOUT_S)
-    assert told_of_outputs(found) == ["the policies compute what the learner's module computes"]
-
-
 def test_weights_that_arrive_and_are_used_otherwise_are_found() -> None:
     other = make_policy()
     other.module[0].module.append(Doubled())
@@ -423,13 +415,6 @@ def test_workers_on_a_board_without_a_hook_are_told_of_the_hook_alone(ended: End
 
 
 @pytest.mark.usefixtures("fork_workers")
-def test_without_a_push_workers_keep_what_they_had(ended: Ended) -> None:
-    schemes = {"policy": SharedMemWeightSyncScheme()}
-    workers = make_workers(MultiSyncCollector, make_policy(), schemes=schemes)
-    assert outcomes(examine(ended(trainer_on(workers)), TIMEOUT_S)) == [Outcome.LOST] * 2
-
-
-@pytest.mark.usefixtures("fork_workers")
 def test_a_stopped_worker_is_named_and_the_others_are_examined(ended: Ended) -> None:
     workers = make_workers(MultiAsyncCollector, make_policy(), schemes={"policy": BoardScheme()})
     trainer = ended(with_our_hook(trainer_on(workers)))
@@ -481,18 +466,6 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     status = main(["doctor", "--json", *arguments])
     findings = json.loads(capsys.readouterr().out)["findings"]
     return status, {finding["what"]: finding for finding in findings}
-
-
-@pytest.mark.processes
-@pytest.mark.thorough
-def test_the_command_finds_the_silent_trainer_and_prints_nothing_else() -> None:
-    words = ["doctor", "--json", *PATIENT, "--trainer", f"{HERE}:make_dropped"]
-    done = run_program("rlsync", *words, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)})
-    said = json.loads(done.stdout)
-    line = said["findings"][-1]
-    assert (done.returncode, said["verdict"], line["verdict"]) == (1, "fail", "fail"), done.stderr
-    assert "the weights never arrive" in line["found"]
-    assert "the build talks" in done.stderr
 
 
 @pytest.mark.usefixtures("forked_builds")
@@ -580,31 +553,6 @@ def test_an_override_that_is_wrong_is_refused_before_an_environment_is_played(
 ) -> None:
     assert main(["doctor", "--env", "env.ids=CartPole-v1"]) == 2
     assert "did you mean 'env.id'" in capsys.readouterr().err
-
-
-def test_the_flags_are_these() -> None:
-    flags = {
-        action.option_strings[-1]: action.default
-        for action in doctor.parser()._actions
-        if action.option_strings
-    }
-    assert flags == {
-        "--help": "==SUPPRESS==",
-        "--trainer": None,
-        "--env": None,
-        "--timeout-s": 60.0,
-        "--json": False,
-        "--markdown": False,
-    }
-
-
-def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["doctor", "--help"])
-    said = capsys.readouterr().out
-    assert left.value.code == 0
-    assert "rlsync doctor --trainer train.py:build" in said
-    assert "exit status: 0 no check fails" in said
 
 
 @pytest.mark.processes

@@ -108,31 +108,6 @@ def test_a_run_that_ends_by_itself_says_when_and_how(
     assert (end["run_id"], told["statistics"]["run_id"]) == (run_id, run_id)
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [TRAIN, IMPALA], ids=["ppo", "impala"])
-def test_a_run_that_loses_its_workers_has_saved_and_goes_on(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Run(tmp_path, *words, "run_dir=it")
-    try:
-        run.wait_for("^frames", 60)
-        _, told, _ = status(tmp_path / "it", capsys)
-        for worker in told["workers"]:  # one alone would be started again
-            os.kill(worker["pid"], signal.SIGKILL)
-        assert run.exit_status(60) == 1
-    finally:
-        run.kill()
-    assert "killed by SIGKILL" in run.output
-    assert "Traceback" not in run.output
-    assert f"checkpoint {tmp_path}/it/checkpoint: resume={tmp_path}/it goes on from" in run.output
-    code, told, said = status(tmp_path / "it", capsys)
-    assert (code, told["state"], told["ended"]["how"], told["ended"]["status"]) == (1, "ended", "failed", 1)
-    assert "killed by SIGKILL" in said
-    assert not (tmp_path / "it" / "board.json").exists()
-    goes_on(tmp_path, "it")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True], ids=["learner", "all"])
 @pytest.mark.one_case
@@ -399,11 +374,13 @@ def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
     goes_on(tmp_path, "it")
 
 
-@pytest.mark.parametrize(("words", "unbuffered"), [("--help", ""), ("--help", "1"), ("ls", "")])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [("--help", ""), ("--help", "1"), ("ls", ""), ("ls --json", "")]
+)
 def test_a_reader_that_has_read_enough_is_no_error(words: str, unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "rlsync", words]
+    command = [sys.executable, "-m", "rlsync", *words.split()]
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     try:
         ended = subprocess.run(
@@ -618,13 +595,6 @@ def test_a_full_disk_takes_the_note_too(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(REPO)},
         check=True,
     )
-
-
-def test_a_run_that_has_no_board_yet_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.yaml").touch()
-    code, told, said = status(tmp_path, capsys)
-    assert (code, told["state"]) == (1, "no board")
-    assert "the run is starting" in said
 
 
 @pytest.mark.processes

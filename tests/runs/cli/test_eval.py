@@ -396,25 +396,6 @@ def test_a_wrong_command_line_exits_with_two(wrong: str, capsys: pytest.CaptureF
     assert "usage: rlsync eval" in capsys.readouterr().err
 
 
-def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["eval", "--help"])
-    shown = capsys.readouterr().out
-    assert "examples:\n  rlsync eval runs/" in shown
-    assert "exit status: 0 all episodes were played" in shown
-    for flag in (
-        "--checkpoint",
-        "--trust",
-        "--episodes",
-        "--seed",
-        "--deterministic",
-        "--video",
-        "--no-video",
-        "--json",
-    ):
-        assert f"  {flag}" in shown
-
-
 # ------------------------------------------------------------------------------------ Pong
 
 

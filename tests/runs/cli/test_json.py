@@ -6,15 +6,12 @@ import importlib
 import inspect
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlsync.runs.cli.main import VERBS, asks_json, main
-from rlsync.runs.life.output import EXIT_UNREAD
 from rlsync.runs.plain import json_of
 from tests.runs.cli.test_verbs import ARGUMENTS
 from tests.tools.programs import run_program
@@ -70,17 +67,6 @@ def test_an_error_leaves_the_standard_output_empty(capfd: pytest.CaptureFixture[
     out, err = capfd.readouterr()
     assert out == ""
     assert "\n  cure   " in err
-
-
-def test_a_document_that_nobody_reads_is_no_error() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "rlsync", "ls", "--json"]
-    try:
-        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
-    finally:
-        os.close(writing)
-    assert (ended.returncode, ended.stderr) == (EXIT_UNREAD, b"")
 
 
 def test_the_short_forms_that_argparse_takes_ask_for_a_document() -> None:

@@ -25,7 +25,6 @@ from rich.console import Console
 from rlsync import __version__
 from rlsync.core.errors import ConfigError
 from rlsync.runs.cli.main import main, will_start_workers
-from rlsync.runs.config.shipped import config_dir
 from rlsync.runs.life.ending import Interrupts
 from rlsync.runs.life.resume import load
 from rlsync.runs.life.training import LiveLine, TrainingLife, prepare_process, shut_down
@@ -38,7 +37,7 @@ from rlsync.runs.recipes.run_files import (
     statistics_in,
     statistics_schema,
 )
-from rlsync.runs.recipes.settings import CollectorConfig, Config, LoggerConfig, PPOConfig
+from rlsync.runs.recipes.settings import CollectorConfig, Config, PPOConfig
 from tests.tools.processes import descendant_pids, is_alive, wait_until
 from tests.tools.programs import ENDS_WITHIN_S, Program
 from tests.tools.tiers import first_of_each
@@ -189,13 +188,6 @@ def checked_statistics(run_folder: Path) -> RunStatistics:
 # ------------------------------------------------------------------------------- the command line
 
 
-def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert "train " in said
-    assert "explain " in said
-
-
 def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"rlsync {__version__}\n"
@@ -306,15 +298,6 @@ def test_help_of_train_lists_the_groups_a_user_may_choose_from(
     assert "schema" not in said
 
 
-def test_every_key_of_every_config_file_has_a_comment_above_it() -> None:
-    for file in config_dir().rglob("*.yaml"):
-        text = file.read_text().partition("\nhydra:")[0]
-        groups = re.split(r"\n\s*\n", text.partition("- _self_")[2])
-        bare = [g for g in groups if re.search(r"^\s*\w+: ", g, re.M) and "#" not in g]
-        # A group that only sets what another file comments is the one exception.
-        assert all(g.strip().startswith("collector:") for g in bare), (file.name, bare)
-
-
 def test_a_learner_takes_numbers_for_zero_that_would_slow_it_down() -> None:
     moments = torch.full((64,), 1e-39)
     assert (moments * 1.5 > 0).all()
@@ -411,16 +394,6 @@ def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
     assert re.match(r"frames 256 / 512  return (none|[\d.]+)  version", capsys.readouterr().out)
 
 
-def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    config = Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="tensorboard"))
-    with pytest.raises(ConfigError, match="tensorboard is not installed"):
-        ppo.RECIPE.build(config)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "target"),
@@ -491,23 +464,6 @@ def test_ctrl_c_saves_and_leaves_no_process_behind(stopped: Stopped) -> None:
     assert stopped.survivors == set()
     assert (stopped.run.run_folder() / "checkpoint" / "manifest.json").is_file()
     assert "Traceback" not in stopped.run.output
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_resume_goes_on_from_the_frames_version_and_returns_of_the_checkpoint(
-    stopped: Stopped, folder: Path
-) -> None:
-    resumed = finished(
-        folder,
-        "train",
-        f"resume={stopped.run.run_folder()}",
-        *("collector.frames_per_batch=256", f"recipe.total_frames={stopped.frames + 1024}"),
-    )
-    found = re.search(r"^stopped: total_frames collected  frames ([\d,]+)", resumed.output, re.M)
-    assert found is not None
-    assert int(found[1].replace(",", "")) == stopped.frames + 1024
-    assert min(versions_in(resumed.run_folder())) > max(versions_in(stopped.run.run_folder()))
 
 
 @pytest.mark.slow

@@ -77,24 +77,6 @@ def test_one_run_is_checked_once_and_makes_one_environment_besides_the_workers(
     assert (run / "train.log").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_sweep_does_so_for_each_job(here: Path, counted: Counter[str]) -> None:
-    assert made(train(here, "-m", "seed=0,1", *PPO)) == (2, 4)
-    assert counted == {"checked": 2}
-    runs = sorted(here.glob("runs/*/*/[01]"))
-    assert [OmegaConf.load(run / "config.yaml").seed for run in runs] == [0, 1]
-    assert [OmegaConf.load(run / ".hydra" / "hydra.yaml").hydra.job.num for run in runs] == [0, 1]
-
-
-def test_printing_the_config_checks_it_once(
-    here: Path, counted: Counter[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "recipe=dqn", "--cfg", "job"]) == 0
-    assert OmegaConf.create(capsys.readouterr().out).recipe.name == "dqn"
-    assert counted == {"checked": 1}
-
-
 @pytest.mark.parametrize(("words", "times"), [(("seed=1",), 1), (("env.id=Acrobot-v1", "seed=1"), 2)])
 def test_keys_are_set_without_composing_once_more(
     words: tuple[str, ...], times: int, monkeypatch: pytest.MonkeyPatch

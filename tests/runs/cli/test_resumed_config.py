@@ -19,7 +19,7 @@ from rlsync.runs.config import command_line
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.life.job import Job, jobs_of
 from rlsync.runs.life.job import job_of as job_that_runs
-from rlsync.runs.life.resume import Settings, load, schedulers, seed_after
+from rlsync.runs.life.resume import Settings, load, seed_after
 from rlsync.runs.recipes.bounds import Restored
 from rlsync.torchrl_plugin.compat import trainers
 from tests.runs.cli.test_main import finished
@@ -116,21 +116,6 @@ def built(runs: Path, *words: str) -> tuple[Job, Trainer]:
     finally:
         trainer.shutdown()
     return job, trainer
-
-
-@pytest.mark.thorough
-@pytest.mark.seconds
-@pytest.mark.usefixtures("fork_workers")
-def test_a_learning_rate_that_is_changed_is_the_one_that_is_used(runs: Path) -> None:
-    _, kept = built(runs)
-    _, changed = built(runs, "recipe.lr=5e-4")
-    (before,), (after,) = (trainers.optimizers(trainer) for trainer in (kept, changed))
-    assert before.param_groups[0]["initial_lr"] == 1e-4
-    assert after.param_groups[0]["initial_lr"] == 5e-4
-    assert after.param_groups[0]["lr"] == pytest.approx(5 * before.param_groups[0]["lr"])
-    (schedule,) = schedulers(changed)
-    assert (schedule.base_lrs, schedule.last_epoch) == ([5e-4], 2)
-    assert after.state, "the moments are those of the checkpoint"
 
 
 @pytest.mark.thorough

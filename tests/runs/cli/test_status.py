@@ -220,7 +220,9 @@ def test_a_view_has_the_rate_of_each_worker_since_the_oldest_statistics(tmp_path
 
 def test_a_run_that_has_lost_how_it_ended_counts_as_killed(tmp_path: Path) -> None:
     (tmp_path / RESOLVED).touch()
-    assert status_of(tmp_path).state == NO_BOARD
+    begun = status_of(tmp_path)
+    assert (begun.state, begun.healthy) == (NO_BOARD, False)
+    assert "the run is starting" in begun.told
     statistics_after(2, 100, {}).write(tmp_path)
     assert status_of(tmp_path).state == KILLED
 
