@@ -267,7 +267,6 @@ def test_what_suits_pendulum_is_not_what_continuous_actions_get_in_general(
         assert (config.recipe, config.collector.frames_per_batch) == (settings, frames)
 
 
-@pytest.mark.thorough
 @pytest.mark.seconds
 def test_the_command_line_has_the_last_word_about_tuned_settings() -> None:
     game = ("recipe=impala", "env=atari", "env.id=ALE/Breakout-v5")

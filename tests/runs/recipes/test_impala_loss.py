@@ -160,44 +160,6 @@ def test_off_policy_its_gradient_is_the_one_that_v_trace_s_definition_gives(head
     assert_same(gradients(net, total(out)), gradients(net, expected))
 
 
-def test_the_action_that_was_taken_matters_a_redrawn_one_gives_another_gradient() -> None:
-    net = make_net()
-    batch = make_batch(net)
-    right = gradients(net, ImpalaLoss(net)(batch)["loss_policy"])
-    redrawn = batch.copy().set("action", net.head.act(seen_by(net, batch)[0][:-1])[0])
-    assert not torch.equal(redrawn["action"], batch["action"])
-    wrong = gradients(net, ImpalaLoss(net)(redrawn)["loss_policy"])
-    assert max((a - b).abs().max() for a, b in zip(right, wrong, strict=True)) > 1e-3
-
-
-def test_the_best_action_is_learned_from_what_a_uniform_policy_did() -> None:
-    torch.manual_seed(1)
-    net = ImpalaNet((FEATURES,), Categorical(3), hidden=(32,))
-    loss = ImpalaLoss(net, entropy_coeff=0.0, gamma=0.0)
-    optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
-    never = torch.zeros(1, 64, dtype=torch.bool)
-    for _ in range(150):
-        observation = torch.randn(2, 64, FEATURES)
-        action = torch.randint(0, 3, (1, 64))
-        batch = TensorDict(
-            {
-                "observation": observation,
-                "is_init": torch.zeros(2, 64, dtype=torch.bool),
-                "action": action,
-                "reward": (action == observation[:1, :, :3].argmax(-1)).float(),
-                "terminated": never,
-                "truncated": never,
-                "behaviour_log_prob": torch.full((1, 64), 1 / 3).log(),
-            }
-        )
-        optimizer.zero_grad()
-        total(loss(batch)).backward()
-        optimizer.step()
-    observation = torch.randn(500, FEATURES)
-    out = net.step(observation, torch.zeros(500, dtype=torch.bool), net.initial_state(500))
-    assert (net.head.mode(out.params) == observation[:, :3].argmax(-1)).float().mean() > 0.85
-
-
 # ---------------------------------------------------------------------------------- one pass
 
 

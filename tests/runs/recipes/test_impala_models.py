@@ -346,14 +346,6 @@ def test_actions_are_drawn_with_their_probabilities() -> None:
     torch.testing.assert_close(values.std(0), params[2:].exp(), rtol=0.02, atol=0)
 
 
-def test_the_implied_policy_is_the_normalised_minimum() -> None:
-    params, other = torch.randn(2, 7, 4, dtype=torch.float64)
-    smaller = torch.minimum(params.softmax(-1), other.softmax(-1))
-    implied = dist.Categorical(probs=smaller)
-    expected = dist.kl_divergence(dist.Categorical(logits=params), implied)
-    torch.testing.assert_close(Categorical(4).kl_implied(params, other), expected)
-
-
 @pytest.mark.parametrize("rho_bar", [0.3, 1.0, 2.5, float("inf")])
 def test_the_implied_policy_is_the_one_whose_value_v_trace_estimates(rho_bar: float) -> None:
     params, other = torch.randn(2, 7, 4, dtype=torch.float64)

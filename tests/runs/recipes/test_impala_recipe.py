@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights, VerifySync, WatchWorkers
+from rlsync import SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError
 from rlsync.runs.actors.envs.specs import make_venv
-from rlsync.runs.cli.main import main
 from rlsync.runs.evaluation.evaluator import Evaluator
 from rlsync.runs.evaluation.play import Score, play
 from rlsync.runs.evaluation.process import read_evaluations
@@ -270,28 +268,6 @@ def test_numbers_that_do_not_go_together_are_refused_before_a_worker_starts(conf
     assert refused.value.cure
 
 
-def test_rollouts_of_all_environments_of_a_worker_must_fill_a_batch() -> None:
-    config = small()
-    config.env.num_envs = 3
-    with pytest.raises(ConfigError, match="4 unrolls are not a whole number of rollouts of 3"):
-        RECIPE.build(config)
-
-
-def test_an_environment_that_gymnasium_does_not_know_is_refused_by_a_look() -> None:
-    with pytest.raises(ConfigError, match="CartPol"):
-        probe(EnvConfig("CartPol-v1"))
-
-
-@pytest.mark.processes
-def test_a_watch_over_workers_that_are_watched_already_is_refused() -> None:
-    trainer = RECIPE.build(small())
-    try:
-        with pytest.raises(ConfigError, match="that WatchWorkers could watch"):
-            WatchWorkers().register(trainer)
-    finally:
-        trainer.shutdown()
-
-
 def test_who_waits_for_whom_is_said_in_words() -> None:
     assert str(Load(0.97, 0.41)) == "learner busy 97 %, workers waited 41 %: the learner is the bottleneck"
     assert str(Load(0.5, 0.0)).endswith("the workers are the bottleneck")
@@ -323,18 +299,6 @@ def test_the_launcher_trains_laser_says_who_waits_for_whom_and_resumes(tmp_path:
     assert "workers together" in told
     resumed = rlsync(tmp_path, "train", *small_run, "recipe.total_frames=6400", f"resume={run_dir}")
     assert re.search(r"^stopped: total_frames collected  frames 6,400 ", resumed.stdout, re.M), resumed.stderr
-
-
-def test_pong_brings_its_own_settings_along_and_the_command_line_has_the_last_word(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "recipe=laser", "env=pong", "recipe.lr=0.123", "--cfg", "job"]) == 0
-    config = OmegaConf.create(capsys.readouterr().out)
-    assert config.env.id == "ALE/Pong-v5"
-    assert config.recipe.reward_clipping == "clip"
-    assert (config.env.num_envs, config.recipe.replay.capacity_steps) == (2, 5000)
-    assert config.recipe.lr == 0.123
 
 
 @pytest.mark.processes

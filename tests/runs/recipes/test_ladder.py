@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 
 from rlsync.core.errors import ConfigError
@@ -15,15 +13,11 @@ from rlsync.runs.actors.players.q import EpsilonLadder
 from rlsync.runs.recipes import dqn
 from rlsync.runs.recipes.checks import check
 from rlsync.runs.recipes.dqn import DQNConfig
-from rlsync.runs.recipes.replay.settings import PaceConfig
 from rlsync.runs.recipes.run_files import CHECKPOINT
 from rlsync.runs.recipes.settings import CollectorConfig
 from rlsync.runs.recipes.spaces import DISCRETE
 from tests.runs.recipes.test_off_policy import built, small
-from tests.runs.recipes.test_recipes import hook_of, trained
-
-#: Worker 0 takes random actions only, and worker 1 hardly any: 0.9 ** 100 is 0.00003.
-STEEP = {"epsilon_start": 0.9, "ladder_base": 0.9, "ladder_alpha": 99.0}
+from tests.runs.recipes.test_recipes import trained
 
 
 def test_each_worker_explores_at_its_own_power_of_the_published_rate() -> None:
@@ -45,41 +39,6 @@ def test_each_worker_explores_at_its_own_power_of_the_published_rate() -> None:
         assert torch.equal(evaluates.act(seen, begins, torch.zeros(count), {}, generator).action, likeliest)
     meant = [EpsilonLadder(0.5, 7.0).of(worker, 3) / 2 for worker in range(3)]
     assert rates == pytest.approx(meant, abs=0.03), "half of the random actions are the likeliest one"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("lag", "num_envs"), [(0, 1), (1, 2), (None, 2)])
-@pytest.mark.usefixtures("fork_workers")
-def test_each_worker_explores_at_its_own_rate_in_all_of_its_environments(
-    lag: int | None, num_envs: int
-) -> None:
-    pace = PaceConfig(ratio=0.25, prefill=0)
-    trainer = built(small("dqn", lag=lag, num_envs=num_envs, pace=pace, **STEEP))
-    hook, source = hook_of(trainer), trainer.loss_module.value_network
-    published: dict[int, torch.nn.Module] = {}
-    steps: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-
-    def keep() -> None:
-        published[hook.version] = copy.deepcopy(source)
-
-    def look(batch: TensorDict) -> None:
-        for worker, frames in zip(trainer.collector.last_workers, batch.split(num_envs), strict=True):
-            (version,) = set(frames["policy_version"].flatten().tolist())
-            likeliest = published[version](TensorDict({"observation": frames["observation"]}))["action"]
-            steps[worker].append((likeliest.argmax(-1) == frames["action"].argmax(-1)).flatten())
-
-    trainer.register_op("setup", keep)
-    trainer.register_op("post_steps", keep)
-    trained(trainer, look)
-    # A run of a few batches whose workers wait for nobody may have had them all from one worker.
-    for worker, found in steps.items():
-        greedy = torch.cat(found) if found else None
-        assert greedy is not None or lag is None
-        if worker == 1 and greedy is not None:
-            assert bool(greedy.all())
-        if worker == 0 and greedy is not None:
-            most = greedy.float().mean()
-            assert 0.3 < most < 0.8, "0.55 of the actions, since half of the random ones are greedy by chance"
 
 
 @pytest.mark.thorough

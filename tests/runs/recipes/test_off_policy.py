@@ -285,15 +285,6 @@ def test_every_leaf_that_is_trained_reaches_the_workers(name: str) -> None:
     assert [receipt.reason for receipt in hook.receipts] == ["start", *["trigger"] * 4]
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("fork_workers")
-def test_the_prefill_acts_at_random_and_what_follows_does_not() -> None:
-    trainer = built(small("sac"))
-    spreads: list[float] = []
-    trained(trainer, lambda batch: spreads.append(float(batch["action"].abs().max())))
-    assert spreads[0] > 1.5, "uniform in -2 to 2"
-
-
 # ---------------------------------------------------------------------------------- learning rates
 
 
@@ -636,6 +627,7 @@ def test_a_process_evaluates_greedily_and_its_result_ends_the_run(name: str, tmp
         target_return=goal,
         evaluation=EvaluationConfig(every_frames=32, episodes=2),
     )
+    assert config.recipe.goal().endswith(" in a greedy evaluation over 2 episodes")
     trainer = built(config)
     file = tmp_path / EVALUATIONS
     # The learner is faster than the process starts: it waits for the first result, as long as that takes.

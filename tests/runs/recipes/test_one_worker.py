@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +27,7 @@ from rlsync.runs.recipes.replay.settings import PaceConfig
 from rlsync.runs.recipes.settings import Config
 from rlsync.runs.recipes.spaces import DISCRETE
 from rlsync.runs.recipes.sync_settings import WhenConfig
-from tests.laws.test_rerun import again, faults, forked, slowed, trained
+from tests.laws.test_rerun import forked, slowed, trained
 from tests.runs.recipes.test_off_policy import parameters, small
 from tests.runs.recipes.test_recipes import hook_of, small_ppo
 from tests.tools.parts import undecided
@@ -117,24 +115,6 @@ def test_a_rollout_acts_with_what_was_the_newest_after_the_batch_that_its_lag_na
     assert stamps == [{newest[max(0, number - lag)]} for number in range(BATCHES)]
     order = [(rollout.number, rollout.worker) for rollout in life.rollouts]
     assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_the_successor_of_a_killed_worker_makes_its_rollouts_and_the_log_says_that_the_run_is_another(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = config_of(name, tmp_path, lag=1)
-    recipe = recipe_of(config)
-    life = trained(recipe, config, faults({2: (1, signal.SIGKILL)}))
-    assert {(rollout.worker, rollout.life) for rollout in life.rollouts} == {(0, 0), (1, 0), (1, 1)}
-    order = [(rollout.number, rollout.worker) for rollout in life.rollouts]
-    assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
-    (told,) = re.findall(r"from rollout (\d) of worker 1 on, this run is not the same", caplog.text)
-    first = min(rollout.number for rollout in life.rollouts if rollout.life)
-    assert int(told) == first
-    found = again(recipe, config)
-    assert (found.unequal, found.equal) == (0, len(life.digests)), found
 
 
 # -------------------------------------------------------------------------------- without a process

@@ -81,19 +81,6 @@ def test_the_ratio_of_a_run_is_held_over_any_window_whichever_side_is_slow(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
-def test_steps_of_a_pretraining_are_not_made_twice_by_a_run() -> None:
-    trainer = built(sheeprls(0, frames=1408))
-    pace_of(trainer).updates = 100
-    trace = trace_of(trainer)
-    trained(trainer)
-    made = dict(trace)
-    assert made[1024 + 192] == 100, "the first 200 frames have had their updates"
-    assert made[1024 + 256] == 128
-    assert trace[-1] == (1408, 192)
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("fork_workers")
 def test_the_ratio_is_held_over_windows_that_a_resume_lies_in(tmp_path: Path) -> None:
     odd = PaceConfig(ratio=0.29, prefill=100)  # no batch allows a whole number of updates
     first = built(small("dqn", lag=None, run_dir=tmp_path, pace=odd))

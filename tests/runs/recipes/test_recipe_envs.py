@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.players.uniform import UniformPlayer
 from rlsync.runs.actors.settings import CollectSettings
-from rlsync.runs.recipes.env_settings import EnvConfig, RenderedConfig
+from rlsync.runs.recipes.env_settings import EnvConfig
 from rlsync.runs.recipes.spaces import ANY
 
 SEED, STEPS = 5, 60
@@ -55,28 +55,6 @@ def test_each_environment_of_a_worker_makes_the_frames_of_one_that_gymnasium_mad
             assert int(frame["collector", "episode_length"]) == length * ended
             assert float(frame["collector", "episode_return"]) == length * ended
             length = 0 if ended else length
-
-
-@pytest.mark.seconds
-@pytest.mark.parametrize(
-    "config",
-    [
-        EnvConfig("CartPole-v1", 1),
-        EnvConfig("CartPole-v1", 3),
-        EnvConfig("Pendulum-v1", 2, {"max_episode_steps": 20}),
-        RenderedConfig("CartPole-v1", 2, frameskip=2, img_height=32, img_width=32),
-    ],
-    ids=str,
-)
-def test_a_frame_begins_where_the_one_before_it_ended_or_with_a_new_episode(config: EnvConfig) -> None:
-    frames = rollout(config)
-    ends, begins = frames["next", "done"][:, :-1, 0], frames["is_init"][:, 1:, 0]
-    assert ends.any()
-    assert torch.equal(begins, ends)
-    goes_on = (frames["next", "observation"][:, :-1] == frames["observation"][:, 1:]).flatten(2).all(-1)
-    limited = frames["next", "truncated"][:, :-1, 0]
-    # Of a terminated step nothing follows: what stands there is what comes after it in the memory.
-    assert torch.equal(goes_on, ~limited)
 
 
 @pytest.mark.parametrize("num_envs", [2, 3])

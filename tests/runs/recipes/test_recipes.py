@@ -15,23 +15,16 @@ from torchrl.trainers import Trainer
 from rlsync import SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
-from rlsync.runs.actors.envs.specs import make_venv
-from rlsync.runs.evaluation.checkpoint import load_best
-from rlsync.runs.evaluation.play import Score, play
-from rlsync.runs.evaluation.process import best_in
-from rlsync.runs.recipes import dqn, parts, ppo
+from rlsync.runs.recipes import dqn, ppo
 from rlsync.runs.recipes.checks import check
 from rlsync.runs.recipes.dqn import DQNConfig
-from rlsync.runs.recipes.evaluating import APART, acting_of
-from rlsync.runs.recipes.hooks.measuring import StatisticsHook
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.replay.settings import PaceConfig
-from rlsync.runs.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
+from rlsync.runs.recipes.run_files import CHECKPOINT
 from rlsync.runs.recipes.settings import (
     CollectorConfig,
     Config,
     EnvConfig,
-    EvaluationConfig,
     PPOConfig,
     RouteConfig,
     SyncConfig,
@@ -39,7 +32,6 @@ from rlsync.runs.recipes.settings import (
 )
 from rlsync.runs.recipes.sync_settings import sync_map, trigger
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
-from tests.tools.parts import wait_until
 
 
 def small_ppo(*, workers: int = 2, batch: int = 128, **changes: Any) -> Config:
@@ -111,13 +103,6 @@ def test_a_value_out_of_bounds_is_refused_with_its_key_and_what_it_accepts(
     assert refused.value.where == f"{section}.{key}"
     assert refused.value.cure == cure
     assert repr(value) in refused.value.what
-
-
-def test_a_batch_smaller_than_the_number_of_environments_is_refused() -> None:
-    config = Config(env=EnvConfig(num_envs=8), collector=CollectorConfig(num_workers=2, frames_per_batch=15))
-    with pytest.raises(ConfigError, match="15 frames") as refused:
-        check(config)
-    assert "16" in refused.value.cure
 
 
 @pytest.mark.parametrize(
@@ -264,27 +249,6 @@ def test_ppo_publishes_once_a_batch_and_in_lockstep_every_frame_is_made_by_the_n
 
 
 @pytest.mark.usefixtures("fork_workers")
-def test_ppo_runs_on_workers_that_wait_for_nobody() -> None:
-    config = small_ppo(batch=32)
-    config.collector.lag = None
-    trainer = ppo.RECIPE.build(config)
-    hook = trained(trainer)
-    assert [r.reason for r in hook.receipts] == ["start", *["trigger"] * 4]
-    (statistics,) = (m for m in registered_modules(trainer) if isinstance(m, StatisticsHook))
-    frames = statistics.now().frames_by_worker
-    assert frames is not None
-    assert sum(frames.values()) == trainer.collected_frames, "of all workers"
-
-
-@pytest.mark.usefixtures("fork_workers")
-def test_ppo_runs_on_batched_environments() -> None:
-    config = small_ppo(env=EnvConfig(num_envs=4), batch=64)
-    shapes: list[tuple[int, ...]] = []
-    trained(ppo.RECIPE.build(config), lambda batch: shapes.append(tuple(batch.shape)))
-    assert shapes == [(8, 8)] * 4, "four environments of each of two workers, eight steps"
-
-
-@pytest.mark.usefixtures("fork_workers")
 def test_dqn_sends_the_q_network_and_the_exploration_rate_at_the_configured_interval() -> None:
     trainer = dqn.RECIPE.build(small_dqn(WhenConfig(every=4, unit="optim_steps"), workers=1, batch=32))
     routes = {str(route) for route in hook_of(trainer).plan.routes}
@@ -307,19 +271,6 @@ def test_dqn_explores_less_and_less() -> None:
     assert float(trainer.greedy_module.eps) == pytest.approx(0.04, abs=1e-4)
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("fork_workers")
-def test_the_same_seed_gives_the_same_run() -> None:
-    def rewards(seed: int) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
-        trained(ppo.RECIPE.build(small_ppo(seed=seed)), lambda b: found.append(b["observation"].clone()))
-        return found
-
-    first, again, other = rewards(3), rewards(3), rewards(4)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.thorough
@@ -331,12 +282,6 @@ def test_dqn_learns_cartpole() -> None:
     trained(trainer)
     (returns,) = (m for m in registered_modules(trainer) if isinstance(m, EpisodeReturns))
     assert returns.mean >= 100, "a random policy gets 22"
-
-
-def test_no_run_folder_means_that_nothing_is_written() -> None:
-    settings = parts.trainer_settings(parts.Run(Config()))
-    assert settings["logger"] is None
-    assert settings["save_trainer_file"] is None
 
 
 @pytest.mark.processes
@@ -388,28 +333,3 @@ def test_an_entry_with_a_dtype_makes_workers_act_and_receive_in_it(
     hook = trained(trainer)
     assert hook.version > 2
     assert hook.receipts[-1].cast_leaves == len(cast) > 3
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.thorough
-def test_ppo_is_evaluated_in_a_process_of_its_own_whose_result_ends_the_run(tmp_path: Path) -> None:
-    config = small_ppo(run_dir=str(tmp_path))
-    recipe = PPOConfig.of(config)
-    recipe.total_frames, recipe.target_return = 100_000, 1.0  # any evaluation reaches it
-    recipe.evaluation = EvaluationConfig(every_frames=128, episodes=2)
-    assert recipe.goal() == "at a mean return of 1 in a greedy evaluation over 2 episodes"
-    trainer = ppo.RECIPE.build(config)
-    file = tmp_path / EVALUATIONS
-    # The learner is faster than the process starts: it waits for the first result, as long as that takes.
-    trainer.register_op("post_steps", lambda: wait_until(file.exists, 60.0))
-    trained(trainer)
-    assert trainer.collected_frames < 100_000
-    kept = best_in(tmp_path / BEST)
-    assert kept is not None
-    acting = acting_of(config, deterministic=True)
-    load_best(tmp_path / BEST, tmp_path / RECEIPTS, acting)
-    envs = make_venv(acting.env, 2)
-    played = [episode for ended in play(acting.player, envs, 2, config.seed + APART) for episode in ended]
-    envs.close()
-    assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"
