@@ -151,13 +151,6 @@ def test_a_vector_environment_of_ones_own_is_refused_in_words(form: str, what: s
         try_out(GymnasiumEnvs(VECTOR, {"form": form}, vectorized=True), 2)
 
 
-def test_a_vector_environment_that_does_not_take_the_options_is_refused_in_words() -> None:
-    spec = GymnasiumEnvs("CartPole-v1", {"autoreset_mode": "SameStep"}, vectorized=True)
-    with pytest.raises(ConfigError, match="cannot make the vector environment of 'CartPole-v1'") as refusal:
-        make_venv(spec, 2)
-    assert "leave vectorized=False" in refusal.value.cure
-
-
 @pytest.mark.parametrize(
     ("env", "what", "cure"),
     [

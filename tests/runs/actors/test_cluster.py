@@ -27,7 +27,7 @@ import torch
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.runs.actors.cluster.job import Turns, pack, unpack
-from rlsync.runs.actors.cluster.session import check_address, check_reachable
+from rlsync.runs.actors.cluster.session import check_reachable
 from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.ring.writer import RingWriter
@@ -164,27 +164,6 @@ def test_the_defaults_of_a_config_are_those_of_the_collector() -> None:
     for name in ("min_nodes", "credits", "node_timeout_s", "start_timeout_s", "resources"):
         assert getattr(config, name) == getattr(placement, name), name
     assert (config.placement == "all") is placement.beside_learner
-
-
-@pytest.mark.thorough
-@needs_ray
-@pytest.mark.seconds
-def test_the_command_line_checks_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["check", "recipe=impala", "env=cartpole", "cluster=ray", "+cluster.resources.rollouts=1"]) == 0
-    )
-    for recipe in ("ppo", "dqn", "sac", "td3"):
-        assert main(["check", f"recipe={recipe}", "cluster=ray"]) == 0
-    assert main(["check", "recipe=dqn", "env=pong", "cluster=ray"]) == 2
-    assert "it gives pixels" in capsys.readouterr().out
-
-
-@needs_ray
-@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "10.0.0.1", "10.0.0.1:none"])
-def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
-    check_address("10.0.0.1:6379")
-    with pytest.raises(ConfigError, match="is not the address of a cluster"):
-        check_address(address)
 
 
 @needs_ray

@@ -183,18 +183,6 @@ def test_a_time_limit_of_gymnasium_is_a_truncation_whose_last_observation_is_kep
     assert any(bool(step["terminated"].any()) for step in shown[1:])
 
 
-def test_continuous_actions_reach_the_environment_within_its_bounds() -> None:
-    space = Box(-0.25, 0.5, (2,), np.float32)
-    envs = make_venv(GymnasiumEnvs(LADDER, {"space": space}), 1, seed=0)
-    assert envs.actions == BoxActions(2)
-    assert (envs.actions.low, envs.actions.high) == ((-0.25, -0.25), (0.5, 0.5))
-    action = torch.tensor([[3.0, -7.0]])
-    envs.send(action)
-    assert envs.recv().observation[0, 3] == 0.25
-    assert action.tolist() == [[3.0, -7.0]], "what was drawn is what the loss must see"
-    envs.close()
-
-
 @pytest.mark.parametrize(
     "actions",
     [
@@ -254,14 +242,6 @@ def test_what_environments_write_into_memory_is_what_they_answer(spec: EnvSpec) 
             assert torch.equal(one, other)
     answering.close()
     writing.close()
-
-
-def test_actions_that_do_not_begin_at_zero_are_shifted() -> None:
-    envs = make_venv(GymnasiumEnvs(LADDER, {"space": Discrete(3, start=10)}), 2, seed=0)
-    assert envs.actions == DiscreteActions(3)
-    envs.send(torch.tensor([0, 2]))
-    assert envs.recv().observation[:, 3].tolist() == [10.0, 12.0]
-    envs.close()
 
 
 def test_pixels_come_with_their_channels_first() -> None:

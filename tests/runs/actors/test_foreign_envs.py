@@ -81,17 +81,6 @@ def test_an_environment_that_ends_its_process_is_told_with_its_last_words(tmp_pa
     assert re.search(r"^worker [01]: assertion failed in sim.cc$", output, re.MULTILINE), output
 
 
-@pytest.mark.thorough
-@pytest.mark.processes
-def test_what_environments_print_carries_the_workers_number(tmp_path: Path) -> None:
-    status, output = run_of(tmp_path, "prints", *DQN)
-    assert status == 0, output
-    for worker in (0, 1):
-        for line in ("simulator 1.2", "from C, on stdout", "from C, on stderr"):
-            assert f"\nworker {worker}: {line}\n" in output, output
-    assert not re.search("^(simulator|from C)", output, re.MULTILINE)
-
-
 # ---------------------------------------------------------------------------- rlsync's own
 
 

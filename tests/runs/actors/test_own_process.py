@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -33,7 +31,6 @@ from rlsync.runs.recipes.sync_settings import SyncConfig
 from rlsync.sync.adopter import Adopter, Destination
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.runs.actors.test_envs import LADDER
-from tests.tools.processes import child_pids
 
 STEPS, ENVS, BATCHES = 6, 2, 8
 CARTPOLE = GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 9})
@@ -109,37 +106,6 @@ def test_its_batches_are_those_of_one_worker_that_waits_for_each_version(
             assert torch.equal(our[key], their[key]), key
     versions = [int(batch["policy_version"].flatten()[0]) for batch in ours]
     assert versions == list(range(1, BATCHES + 1)), "each acts with what was published before it"
-
-
-def test_it_starts_no_process() -> None:
-    before = child_pids()
-    with acting_here(impala()) as collector:
-        next(iter(collector))
-        assert collector.procs == []
-        assert collector.num_workers == 1
-        assert collector.restarted == 0
-        assert child_pids() == before
-
-
-def test_the_random_numbers_of_the_learner_are_not_touched() -> None:
-    def drawn() -> tuple[float, float, float]:
-        return random.random(), float(np.random.random()), float(torch.rand(()))
-
-    def seed() -> None:
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-
-    player = impala()
-    seed()
-    alone = [drawn() for _ in range(3)]
-    seed()
-    found = []
-    with acting_here(player) as collector:
-        found.append(drawn())
-        for _ in itertools.islice(collector, 2):
-            found.append(drawn())
-    assert found == alone
 
 
 def test_an_error_of_an_environment_reaches_the_learner_as_it_is() -> None:

@@ -8,9 +8,8 @@ import warnings
 
 import pytest
 
-from rlsync.core.errors import ConfigError
 from rlsync.runs.actors.replay.pacing import Pace
-from rlsync.runs.recipes.checks import check
+from rlsync.runs.recipes.checks import check, errors
 from rlsync.runs.recipes.dqn import DQNConfig
 from rlsync.runs.recipes.hooks.steering import KeepPace
 from rlsync.runs.recipes.replay.settings import PaceConfig
@@ -87,6 +86,7 @@ def test_a_pace_that_began_later_owes_nothing_of_the_time_before() -> None:
 @pytest.mark.parametrize(
     ("recipe", "where"),
     [
+        (SACConfig(lr=math.inf), "recipe.lr"),
         (SACConfig(pace=PaceConfig(ratio=0.0)), "recipe.pace.ratio"),
         (SACConfig(pace=PaceConfig(ratio=math.nan)), "recipe.pace.ratio"),
         (SACConfig(pace=PaceConfig(ratio=-0.5)), "recipe.pace.ratio"),
@@ -102,9 +102,10 @@ def test_a_pace_that_began_later_owes_nothing_of_the_time_before() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_runs(recipe: SACConfig, where: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check(Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=128)))
-    assert refused.value.where == where
+    config = Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=128))
+    found = list(errors(config))
+    assert {error.where for error in found} == {where}
+    assert len({error.what for error in found}) == len(found), "each is told once"
 
 
 def test_a_burst_of_what_one_batch_asks_for_is_enough() -> None:

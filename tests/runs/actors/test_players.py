@@ -289,17 +289,6 @@ def test_each_worker_explores_as_often_as_its_rung_of_the_ladder_says() -> None:
 
 
 @pytest.mark.processes
-def test_workers_with_the_same_seed_take_the_same_actions() -> None:
-    def actions(seed: int) -> Tensor:
-        torch.manual_seed(0)
-        with collecting(make_q(), CARTPOLE, num_workers=1, seed=seed) as collector:
-            return torch.cat([batch["action"] for batch in batches_of(collector, 4)])
-
-    assert torch.equal(actions(5), actions(5))
-    assert not torch.equal(actions(5), actions(6))
-
-
-@pytest.mark.processes
 def test_random_vectors_are_uniform_within_the_bounds_of_the_environment() -> None:
     envs = make_venv(PENDULUM, 1)
     player = UniformPlayer(envs.actions, envs.observation_shape)

@@ -238,17 +238,6 @@ def test_the_learner_holds_several_rollouts_and_waits_no_longer_than_it_says(rin
     assert counters.learner_wait_s >= 0.15
 
 
-def test_a_rollout_that_is_given_back_twice_is_given_back_once(ring: RolloutRing) -> None:
-    writer = RingWriter(ring.handle, 0)
-    write(writer, 1)
-    first = ring.take(WAIT_S)
-    assert first is not None
-    ring.give_back(first)
-    write(writer, 2)
-    ring.give_back(first)
-    assert value(ring.take(WAIT_S)) == 2
-
-
 def test_a_rollout_that_is_given_back_twice_leaves_the_slot_to_the_one_that_is_being_read() -> None:
     ring = make_ring(slots=1)
     writer = RingWriter(ring.handle, 0)

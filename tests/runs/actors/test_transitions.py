@@ -180,16 +180,6 @@ def test_transitions_have_what_a_step_by_step_reading_of_the_unrolls_has(ends: s
 # ------------------------------------------------------------------------------- ends of episodes
 
 
-def test_a_truncated_step_leads_to_its_true_last_observation_in_the_middle_of_a_rollout() -> None:
-    batch = transitions_of(Counting(), ladder("truncated"))
-    within = batch["observation"][0, :, 2].tolist()
-    after = batch["next", "observation"][0, :, 2].tolist()
-    assert within == [0, 1, 2, 3, 4] * 2 + [0, 1]
-    assert after == [1, 2, 3, 4, 5] * 2 + [1, 2], "the last of an episode is its fifth"
-    episodes = batch["next", "observation"][0, :, 1].tolist()
-    assert episodes == [0] * 5 + [1] * 5 + [2] * 2, "and not one of the next episode"
-
-
 def test_a_truncated_step_leads_to_its_true_last_observation_at_the_end_of_a_rollout() -> None:
     player = Counting()
     form = Transitions(player.actions, player.records)
@@ -198,15 +188,6 @@ def test_a_truncated_step_leads_to_its_true_last_observation_at_the_end_of_a_rol
     assert first["next", "observation"][:, -1, 1:3].tolist() == [[0, HORIZON], [0, HORIZON]]
     assert second["observation"][:, 0, 1:3].tolist() == [[1, 0], [1, 0]], "the next rollout begins anew"
     assert second["is_init"][:, 0].all()
-
-
-@pytest.mark.parametrize("ends", ["terminated", "both"])
-def test_after_a_terminated_step_comes_the_first_observation_of_the_next_episode(ends: str) -> None:
-    batch = transitions_of(Counting(), ladder(ends))
-    ended = batch["next", "terminated"].squeeze(-1)
-    assert ended.sum() == 4
-    assert batch["next", "observation"][ended][:, 2].tolist() == [0.0] * 4
-    assert torch.equal(batch["next", "done"], batch["next", "terminated"])
 
 
 # --------------------------------------------------------------------------------------- memory

@@ -188,15 +188,6 @@ def test_a_forked_worker_leaves_alone_what_the_learner_has_not_collected_yet() -
 
 
 @pytest.mark.processes
-def test_time_limits_of_gymnasium_keep_their_last_observations() -> None:
-    with collecting(cartpole_net(), CARTPOLE, num_workers=1, steps=16) as collector:
-        batches = batches_of(collector, 4)
-    for column in range(4):
-        replayed_by_hand(batches, partial(gymnasium.make, "CartPole-v1", max_episode_steps=15), column)
-    assert any("final_observation" in batch for batch in batches)
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"rollouts_per_batch": 3}])
 @pytest.mark.parametrize(
     ("env", "head"),
@@ -523,16 +514,6 @@ def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rou
         assert torch.allclose(log_prob, batch["behaviour_log_prob"], atol=0.05)
 
 
-@pytest.mark.processes
-def test_a_dtype_that_the_map_does_not_declare_is_refused() -> None:
-    network = cartpole_net()
-    with collecting(network, CARTPOLE, dtype=torch.bfloat16) as collector:
-        trainer = make_trainer(collector, network, frames=24)
-        with pytest.raises(LayoutMismatch, match=r"Source\(..., dtype='bfloat16'\)"):
-            SyncWeights({"policy": "loss_module.actor_network"}).register(trainer)
-        trainer.shutdown()
-
-
 # -------------------------------------------------------------------------- faults
 
 
@@ -726,22 +707,6 @@ def test_a_worker_that_is_stopped_is_started_again_while_the_other_goes_on(
         assert wait_until(lambda: next(batches) is not None and collector.last_workers == (1,), WAIT_S)
         assert collector.procs[0].pid == first
         assert collector.restarted == 1
-
-
-@pytest.mark.thorough
-@pytest.mark.processes
-def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() -> None:
-    settings = {"silent_timeout_s": SILENT_S, "restarts": Restarts(at_most=0)}
-    with collecting(cartpole_net(), CARTPOLE, **settings) as collector:
-        batches = iter(collector)
-        next(batches)
-        pid = collector.procs[0].pid or 0
-        os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(WorkerLost, match="after 3 s of silence") as caught:
-            wait_until(lambda: next(batches) is None, 2 * WAIT_S)
-        assert in_three_lines(caught.value)
-        assert f"worker 0 (pid {pid})" in caught.value.what
-        assert collector.closed
 
 
 @pytest.mark.one_case

@@ -19,9 +19,7 @@ from rlsync.runs.actors.replay.mixing import MixCounts, ReplayMix
 from rlsync.runs.actors.replay.unrolls import UnrollReplay
 from rlsync.runs.recipes.impala import (
     Categorical,
-    ImpalaLoss,
     ImpalaNet,
-    TrustRegion,
     check_batch,
     concatenate,
 )
@@ -358,11 +356,6 @@ def test_after_n_online_unrolls_exactly_ratio_times_n_were_replayed(ratio: float
         assert mix.total.replayed == Fraction(str(ratio)) * online // 1
 
 
-def test_half_a_replayed_unroll_for_each_is_one_to_every_second() -> None:
-    mix = ReplayMix(UnrollReplay(1000), 0.5)
-    assert [int(mix(numbered(n))["replayed"].sum()) for n in range(7)] == [0, 0, 1, 0, 1, 0, 1]
-
-
 def test_a_batch_is_not_replayed_beside_itself_and_is_held_for_later() -> None:
     mix = ReplayMix(UnrollReplay(1000), 20)
     mix(numbered(1))
@@ -511,113 +504,8 @@ def test_agents_in_threads_of_their_own_share_a_replay(tmp_path: Path) -> None:
     assert len(replay) == 50
 
 
-def test_two_agents_with_their_own_networks_and_hyper_parameters_learn_from_one_replay() -> None:
-    replay = UnrollReplay(1000)
-    nets = [make_net(), make_net()]
-    before = [[parameter.clone() for parameter in net.parameters()] for net in nets]
-    for agent, (net, lr, ratio) in enumerate(zip(nets, (1e-2, 1e-3), (1.0, 3.0), strict=True)):
-        loss = ImpalaLoss(net, entropy_on="online", trust_region=TrustRegion(10.0))
-        optimizer = torch.optim.Adam(net.parameters(), lr=lr)
-        mix = ReplayMix(replay, ratio, agent=agent)
-        for seed in range(3):
-            total(loss(mix(make_batch(seed)))).backward()
-            optimizer.step()
-    assert len(replay) == 6 * ENVS
-    for net, old in zip(nets, before, strict=True):
-        assert all(not torch.equal(a, b) for a, b in zip(net.parameters(), old, strict=True))
-
-
 # ------------------------------------------------------------------------------------- it teaches
 
 
 def total(out: TensorDictBase) -> Tensor:
     return out["loss_policy"] + out["loss_baseline"] + out["loss_entropy"]
-
-
-def gradient(net: ImpalaNet, loss: Tensor) -> Tensor:
-    found = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
-    return torch.cat([g.flatten() for g in found if g is not None])
-
-
-@pytest.mark.parametrize("reference", ["mu", "implied"])
-def test_the_loss_takes_mixed_batches_and_what_is_replayed_has_a_gradient(reference: str) -> None:
-    torch.manual_seed(0)
-    net = make_net()
-    mix = ReplayMix(UnrollReplay(1000), 2)
-    mix(make_batch(0))
-    online = make_batch(1)
-    mixed = mix(online)
-    loss = ImpalaLoss(net, trust_region=TrustRegion(100.0, reference), entropy_on="online", reduction="sum")
-    whole = gradient(net, total(loss(mixed)))
-    online.set("replayed", torch.zeros(ENVS, dtype=torch.bool))
-    rest = gradient(net, total(loss(online)))
-    assert (whole - rest).norm() > 1e-3 * rest.norm()
-
-
-def test_entropy_on_online_data_leaves_the_replayed_ones_out() -> None:
-    torch.manual_seed(0)
-    net = make_net()
-    mix = ReplayMix(UnrollReplay(1000), 3)
-    mix(make_batch(0))
-    online = make_batch(1)
-    mixed = mix(online)
-    loss = ImpalaLoss(net, entropy_on="online", reduction="sum")
-    online.set("replayed", torch.zeros(ENVS, dtype=torch.bool))
-    torch.testing.assert_close(loss(mixed)["loss_entropy"], loss(online)["loss_entropy"])
-    everywhere = ImpalaLoss(net, entropy_on="all", reduction="sum")
-    assert everywhere(mixed)["loss_entropy"] < 2 * loss(mixed)["loss_entropy"]
-
-
-def test_a_trust_region_keeps_what_is_far_off_from_teaching() -> None:
-    torch.manual_seed(0)
-    net = make_net()
-    far = make_batch(0)
-    far["behaviour_params"] = 50 * far["behaviour_params"]
-    replay = UnrollReplay(1000)
-    replay.extend(far)
-    loss = ImpalaLoss(net, trust_region=TrustRegion(0.01), entropy_on="online")
-    out = loss(replay.draw(8).batch)
-    assert out["rejected_fraction"] == 1
-    assert gradient(net, total(out)).abs().max() == 0
-
-
-def bandit(logits: Tensor, unrolls: int, dice: torch.Generator) -> TensorDict:
-    """In context k of 3, action k pays 1; contexts follow each other at random, without end."""
-    context = torch.randint(3, (STEPS + 1, unrolls), generator=dice)
-    params = logits.expand(STEPS, unrolls, 3)
-    action, log_prob = Categorical(3).act(params, dice)
-    never = torch.zeros(STEPS, unrolls, dtype=torch.bool)
-    return TensorDict(
-        {
-            "observation": torch.nn.functional.one_hot(context, 3).float(),
-            "is_init": torch.zeros(STEPS + 1, unrolls, dtype=torch.bool),
-            "action": action,
-            "reward": (action == context[:-1]).float(),
-            "terminated": never,
-            "truncated": never,
-            "behaviour_log_prob": log_prob,
-            "behaviour_params": params.contiguous(),
-        }
-    )
-
-
-@pytest.mark.seconds
-def test_a_policy_learns_a_contextual_bandit_from_replayed_data_alone() -> None:
-    torch.manual_seed(0)
-    dice = torch.Generator().manual_seed(0)
-    replay = UnrollReplay(2000)
-    replay.extend(bandit(torch.tensor([0.5, 0.0, -0.5]), 400, dice))  # by a policy that knows no context
-    net = ImpalaNet((3,), Categorical(3), hidden=(16,))
-    loss = ImpalaLoss(net, gamma=0.0, entropy_on="online", entropy_coeff=0.01)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-
-    def chance_of_the_best() -> float:
-        params, _, _ = net.step(torch.eye(3), torch.ones(3, dtype=torch.bool), net.initial_state(3))
-        return float(params.softmax(-1).diagonal().min().detach())
-
-    assert chance_of_the_best() < 0.4
-    for _ in range(200):
-        optimizer.zero_grad()
-        total(loss(replay.draw(16).batch)).backward()
-        optimizer.step()
-    assert chance_of_the_best() > 0.9
