@@ -80,12 +80,6 @@ def test_what_is_written_is_read_back_the_same(path: Path) -> None:
     assert parse(str(path)) == path
 
 
-@pytest.mark.seconds
-@given(paths)
-def test_the_spelling_is_canonical(path: Path) -> None:
-    assert str(parse(str(path))) == str(path)
-
-
 @given(st.text(max_size=30))
 def test_any_text_is_a_path_or_a_syntax_error_of_three_lines(text: str) -> None:
     path = refused = None

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from itertools import accumulate
 
 import pytest
 from hypothesis import assume, given, settings
@@ -50,31 +49,6 @@ def fired(trigger: Trigger, counts: list[int], unit: str) -> list[int]:
     return out
 
 
-def slow_reference(n: int, counts: list[int]) -> list[int]:
-    """Walks every unit one by one, and fires at the first count at or behind a multiple of n."""
-    out, at, owed = [], 0, False
-    for count in counts:
-        while at < count:
-            at += 1
-            owed = owed or at % n == 0
-        if owed:
-            out.append(count)
-            owed = False
-    return out
-
-
-def slow_steps_reference(n: int, counts: list[int]) -> list[int]:
-    """Lets the debt grow unit by unit, and pays all of it at the first count where it is above n."""
-    out, at, debt = [], 0, 0
-    for count in counts:
-        while at < count:
-            at, debt = at + 1, debt + 1
-        if debt > n:
-            out.append(count)
-            debt = 0
-    return out
-
-
 @dataclass
 class SlowState:
     """A trigger that keeps books: of every unit since the last publish, and of every multiple passed."""
@@ -105,25 +79,6 @@ class SlowState:
     def published(self) -> None:
         self.moved = dict.fromkeys(UNITS, 0)
         self.passed = set()
-
-
-def test_the_example_of_the_design_fires_at_5_6_and_9() -> None:
-    assert fired(Every(3, "optim_steps"), [1, 2, 5, 6, 8, 9], "optim_steps") == [5, 6, 9]
-
-
-@given(st.integers(1, 12), jumps, whole_units)
-def test_every_agrees_with_a_count_of_each_single_unit(n: int, steps: list[int], unit: str) -> None:
-    counts, at = [], 0
-    for step in steps:
-        at += step
-        counts.append(at)
-    assert fired(Every(n, unit), counts, unit) == slow_reference(n, counts)
-
-
-@given(st.integers(0, 12), jumps)
-def test_steps_ahead_agrees_with_a_count_of_each_single_step(n: int, steps: list[int]) -> None:
-    counts = list(accumulate(steps))
-    assert fired(StepsAhead(n), counts, "optim_steps") == slow_steps_reference(n, counts)
 
 
 @given(combined, st.lists(st.lists(st.sampled_from(UNITS), max_size=12), max_size=25))
@@ -196,12 +151,6 @@ def test_combinations_nest_and_read_as_written() -> None:
     assert trigger.due(Counters(), now)
     assert not trigger.due(Counters(), Counters(batches=2, optim_steps=50, seconds=1.0))
     assert trigger.due(Counters(), Counters(seconds=10.0))
-
-
-def test_steps_ahead_counts_from_the_last_publish_and_fires_above_the_bound() -> None:
-    assert fired(StepsAhead(2), list(range(1, 10)), "optim_steps") == [3, 6, 9]
-    assert fired(StepsAhead(0), [1, 2, 2, 3], "optim_steps") == [1, 2, 3]
-    assert fired(StepsAhead(2), [5, 6, 7, 8], "optim_steps") == [5, 8]
 
 
 def test_the_default_unit_is_batches() -> None:

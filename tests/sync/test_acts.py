@@ -204,11 +204,14 @@ def test_outputs_that_differ_by_themselves_are_not_judged() -> None:
 
 
 def test_what_workers_found_out_is_put_together() -> None:
-    one = Acting({"policy": ("a",)}, {}, ("policy.twin",), True, {"policy": {"by": "1", "of": "1"}})
+    settings = {"policy": {"by": "1", "of": "1"}}
+    outlives = {"policy": ("policy.a",)}
+    one = Acting({"policy": ("a",)}, {}, ("policy.twin",), True, settings, outlives)
     other = Acting({"policy": ("a", "b")}, {"env": "why"}, (), True, {"policy": {"by": "2", "of": "1"}})
     found = Acting.of_all([one, Acting.from_json(other.to_json())])
     settings = {"policy": {"by": "1 or 2", "of": "1"}}
-    assert found == Acting({"policy": ("a", "b")}, {"env": "why"}, ("policy.twin",), True, settings)
+    expected = Acting({"policy": ("a", "b")}, {"env": "why"}, ("policy.twin",), True, settings, outlives)
+    assert found == expected
     assert found.is_idle("policy", "b")
     assert not found.is_idle("other", "b")
     assert not Acting.of_all([one, Acting({"policy": ["b"]})]).by_copy

@@ -201,10 +201,3 @@ def test_the_module_is_left_as_it_was(alias: bool) -> None:
 def test_what_all_parameters_act_through_is_said_once() -> None:
     found = of(Packed(), alias=False)
     assert found.idle == {"policy": ("net.weight",)}
-
-
-def test_what_workers_found_out_is_put_together() -> None:
-    one, other = Acting(outlives={"policy": ("policy.a",)}, by_copy=True), Acting(by_copy=False)
-    found = Acting.of_all([one, Acting.from_json(other.to_json())])
-    assert (found.outlives, found.by_copy) == ({"policy": ("policy.a",)}, True)
-    assert not Acting.of_all([one, Acting(outlives={"policy": ("policy.b",)})]).by_copy

@@ -150,12 +150,6 @@ def publish(own: Own, *_: object) -> int | None:
     return own["publisher"].publish(_leaves(own["net"]))
 
 
-def publish_what_is_not_sharded(own: Own) -> int | None:
-    own["net"].norm.running_mean += 1
-    plain = {key: tensor for key, tensor in _leaves(own["net"]).items() if not isinstance(tensor, DTensor)}
-    return own["publisher"].publish(plain)
-
-
 def publish_zeros(own: Own) -> int | None:
     """Whole tensors in the same layout, for which no other rank is asked."""
     leaves = {

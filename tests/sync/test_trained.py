@@ -16,7 +16,6 @@ from torchrl.objectives import A2CLoss
 from torchrl.trainers import Trainer
 
 from rlsync import Source, SyncWeights, WeightBoard, resolve
-from rlsync.runs.cli.main import main
 from rlsync.tensors.device import Covered
 from rlsync.torchrl_plugin.examine.examine import examine
 from rlsync.torchrl_plugin.examine.findings import findings_of
@@ -238,17 +237,3 @@ def test_the_doctor_warns_once_of_a_source_that_is_not_trained_at_all() -> None:
     trainer.my_policy = copy.deepcopy(trainer.loss_module.actor_network)
     SyncWeights({"policy": "my_policy"}).register(trainer)
     assert told_by_doctor(trainer) == {"source": "no optimizer of the trainer holds a tensor of my_policy"}
-
-
-def make_explained() -> Trainer:
-    """Named on the command line of explain."""
-    trainer = make_half_trained()
-    SyncWeights({"policy": ACTOR}).register(trainer)
-    return trainer
-
-
-@pytest.mark.usefixtures("forked_builds")
-def test_explain_prints_what_is_unheld(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", f"{__file__}:make_explained"]) == 0
-    line = f"{UNHELD}: policy.{FIRST}.weight, policy.{FIRST}.bias"
-    assert line in capsys.readouterr().out.splitlines()

@@ -71,31 +71,24 @@ def adam(parameters: Any, **options: Any) -> torch.optim.Adam:
 
 
 @pytest.mark.seconds
-def test_a_map_on_a_copy_is_told_of_once_with_what_the_optimizer_moves() -> None:
-    trainer = make_trainer(batches=21)
+def test_a_map_on_a_copy_is_told_of_once_with_the_tenth_publish_and_what_the_optimizer_moves() -> None:
+    trainer, counts = make_trainer(batches=21), []
     trainer.my_policy = copy.deepcopy(trainer.loss_module.actor_network)
     hook = SyncWeights({"policy": "my_policy"})
     hook.register(trainer)
-    (warning,) = told(trainer.train)
+    trainer.register_op("post_steps_log", lambda batch: counts.append(len(shown)))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", NothingChanged)
+        trainer.train()
+    assert counts == [0] * 9 + [1] * 12
+    warning = shown[0].message
     assert warning.what.startswith("10 publishes in a row sent the same weights")
     assert "policy <- my_policy" in warning.where
     moved = "loss_module.actor_network_params.module.0.module.0.weight and 7 more"
     assert f"the optimizers move {moved}" in warning.where
     assert "name the module that is trained" in warning.cure
     assert len(hook.receipts) == 22, "it is a warning: the training goes on"
-
-
-@pytest.mark.seconds
-def test_the_warning_comes_with_the_tenth_publish_and_not_before() -> None:
-    trainer, counts = make_trainer(batches=10), []
-    trainer.my_policy = copy.deepcopy(trainer.loss_module.actor_network)
-    SyncWeights({"policy": "my_policy"}).register(trainer)
-    trainer.register_op("post_steps_log", lambda batch: counts.append(len(shown)))
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", NothingChanged)
-        trainer.train()
-    assert counts == [0] * 9 + [1]
 
 
 @pytest.mark.seconds

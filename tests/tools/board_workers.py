@@ -5,17 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlsync.tensors.layout import Layout
 from rlsync.testing.acting import Acts, bits, filled, low_high, plain_layout
 from rlsync.transport.board import BoardHandle, BoardReader
 from tests.tools.counted_board import CountedBoard
@@ -73,20 +70,6 @@ class Worker:
 
     def write_into_a_view(self) -> None:
         self.acts.tensors[0].fill_(-1.0)
-
-    def stop_in_the_middle_of_an_adoption(self) -> tuple[int, tuple[float, float]]:
-        """Stops itself (SIGSTOP) between the two halves of a copy."""
-        halves: list[torch.Tensor] = []
-
-        def copies_slowly(version: int, layout: Layout, views: Sequence[torch.Tensor]) -> bool:
-            del version, layout
-            halves.extend(view[: len(view) // 2].clone() for view in views)
-            os.kill(os.getpid(), signal.SIGSTOP)
-            halves.extend(view[len(view) // 2 :].clone() for view in views)
-            return False
-
-        self.reader._apply = copies_slowly
-        return self.reader.adopt(), low_high(halves)
 
     def watch_closely(self, adoptions: int) -> dict[str, int]:
         """The canary: adopt and look, as fast as possible, and count what is wrong, for so many adoptions."""

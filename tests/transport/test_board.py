@@ -26,7 +26,6 @@ from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import BoardWatch, SlotState
 from rlsync.transport.board.slots import SlotCopy
 from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.contract import Note
 from rlsync.transport.shared_file import KIND_VARIABLE, kind
 from tests.conftest import LeakCheck
 from tests.tools.board_workers import (
@@ -225,31 +224,6 @@ def test_slots_grow_with_leases_and_every_lease_keeps_its_values() -> None:
     board.close()
 
 
-def test_with_all_slots_leased_a_publish_is_coalesced_and_a_later_one_carries_the_weights() -> None:
-    board = CountedBoard(max_slots=3)
-    board.lay_out(LAYOUT)
-    (first, first_acts), (second, second_acts) = attach(board, "alias"), attach(board, "alias")
-    assert publish(board, 1.0) == 1
-    assert first.adopt() == 1
-    assert publish(board, 2.0) == 2
-    assert second.adopt() == 2
-    assert publish(board, 3.0) == 3
-    for _ in range(5):
-        assert publish(board, 66.0) is None
-        assert board.version == 3
-    assert low_high(first_acts.tensors) == (1.0, 1.0)
-    assert low_high(second_acts.tensors) == (2.0, 2.0)
-    assert first.adopt() == 3
-    assert low_high(first_acts.tensors) == (3.0, 3.0)
-    assert publish(board, 4.0) == 4
-    assert board.slot_count == 3
-    assert second.adopt() == 4
-    assert low_high(second_acts.tensors) == (4.0, 4.0)
-    first.close()
-    second.close()
-    board.close()
-
-
 @pytest.mark.parametrize("max_slots", [2, 0, -1, fmt.MAX_SLOTS + 1])
 def test_a_bad_number_of_slots_is_refused_in_three_lines(max_slots: int) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -350,74 +324,6 @@ def test_a_slot_that_is_not_what_head_named_is_never_taken(
     reader.close()
 
 
-def test_an_adoption_that_fails_leaves_the_old_version_and_the_next_one_takes_the_newest(
-    board: CountedBoard,
-) -> None:
-    acts, fail = Acts("alias"), [False]
-
-    def apply(version: int, layout: Layout, views: Sequence[torch.Tensor]) -> bool:
-        if fail[0]:
-            raise OSError("not now")
-        return acts(version, layout, views)
-
-    reader = BoardReader(board.handle, apply)
-    publish(board, 1.0)
-    assert reader.adopt() == 1
-    publish(board, 2.0)
-    fail[0] = True
-    with pytest.raises(OSError, match="not now"):
-        reader.adopt()
-    assert reader.version == 1
-    assert board.status()[0].adopted_version == 1
-    for number in range(3, 12):
-        publish(board, number)
-    assert low_high(acts.tensors) == (1.0, 1.0), "the old lease is kept"
-    assert board.slot_count == 3, "the new one is not"
-    fail[0] = False
-    assert reader.adopt() == 11
-    assert low_high(acts.tensors) == (11.0, 11.0)
-    reader.close()
-
-
-def test_forgetting_makes_the_next_adoption_take_the_newest_again(board: CountedBoard) -> None:
-    taken: list[int] = []
-    reader = BoardReader(board.handle, lambda version, layout, views: not taken.append(version))
-    publish(board, 1.0)
-    assert [reader.adopt(), reader.adopt()] == [1, 1]
-    reader.forget()
-    assert reader.version == 0
-    assert reader.adopt() == 1
-    assert taken == [1, 1]
-    reader.close()
-
-
-def test_forgetting_gives_the_lease_back(board: CountedBoard) -> None:
-    reader, _ = attach(board, "alias")
-    for number in range(1, 10):
-        publish(board, number)
-        assert reader.adopt() == number
-        reader.forget()
-    assert board.slot_count == 3
-    reader.close()
-
-
-def test_a_lease_is_given_back_at_close() -> None:
-    board = CountedBoard(max_slots=3)
-    board.lay_out(LAYOUT)
-    readers = [attach(board, "alias")[0] for _ in range(2)]
-    for number, reader in enumerate(readers, 1):
-        publish(board, number)
-        reader.adopt()
-    publish(board, 3.0)
-    assert publish(board, 4.0) is None
-    readers[0].close()
-    readers[0].close()
-    assert publish(board, 4.0) == 4
-    assert [status.reader for status in board.status()] == [readers[1].reader]
-    readers[1].close()
-    board.close()
-
-
 # ---------------------------------------------------------------------------------- the learner
 
 
@@ -432,40 +338,6 @@ def test_publishing_before_laying_out_or_after_closing_is_refused() -> None:
     for call in (lambda: board.publish([]), lambda: board.lay_out(LAYOUT), board.newest_views):
         with pytest.raises(BoardClosed, match="was closed"):
             call()
-
-
-def test_the_newest_views_are_what_was_published_last(board: CountedBoard) -> None:
-    for number in (1.0, 2.0, 3.0):
-        publish(board, number)
-        assert low_high(board.newest_views()) == (number, number)
-
-
-def test_other_dtypes_are_cast(board: CountedBoard) -> None:
-    reader, acts = attach(board, "copy")
-    board.publish([tensor.double() + 0.5 for tensor in filled(LAYOUT, 1.0)])
-    reader.adopt()
-    assert {tensor.dtype for tensor in acts.tensors} == {torch.float32}
-    assert low_high(acts.tensors) == (1.5, 1.5)
-    reader.close()
-
-
-def test_a_publish_that_fails_half_way_leaves_the_last_version_to_readers_and_late_joiners(
-    board: CountedBoard,
-) -> None:
-    reader, acts = attach(board, "copy")
-    publish(board, 1.0)
-    for _ in range(5):
-        with pytest.raises(RuntimeError, match="half way"):
-            fail_half_way(board)
-    assert board.version == 1
-    assert reader.adopt() == 1
-    late, late_acts = attach(board, "alias")
-    assert late.adopt() == 1
-    assert low_high(acts.tensors) == low_high(late_acts.tensors) == (1.0, 1.0)
-    assert publish(board, 2.0) == 2
-    assert board.slot_count == 3
-    reader.close()
-    late.close()
 
 
 def test_an_interrupt_just_before_head_moves_leaves_the_slot_that_head_names_alone(
@@ -575,29 +447,6 @@ def test_notes_of_the_first_and_the_last_reader_do_not_touch_what_lies_beside_th
 
 
 @pytest.mark.processes
-def test_a_late_joiner_adopts_the_newest_version_without_the_learner(
-    board: CountedBoard, start: Callable[..., Remote]
-) -> None:
-    for number in range(1, 10):
-        publish(board, number)
-    remote = start()
-    remote.ask("attach", board.handle, "alias", 3)
-    assert remote.ask("adopt") == 9
-    assert remote.ask("values") == (9.0, 9.0)
-    assert [(s.reader, s.pid, s.adopted_version) for s in board.status()] == [(3, remote.pid, 9)]
-
-
-def test_readers_without_a_number_take_the_first_free_line(board: CountedBoard) -> None:
-    readers = [attach(board, "copy")[0] for _ in range(3)]
-    assert [reader.reader for reader in readers] == [0, 1, 2]
-    readers[1].close()
-    again, _ = attach(board, "copy")
-    assert again.reader == 1
-    for reader in (readers[0], readers[2], again):
-        reader.close()
-
-
-@pytest.mark.processes
 def test_two_living_workers_cannot_have_one_number(board: CountedBoard, start: Callable[..., Remote]) -> None:
     remote = start()
     remote.ask("attach", board.handle, "copy", 4)
@@ -608,44 +457,10 @@ def test_two_living_workers_cannot_have_one_number(board: CountedBoard, start: C
     assert open_fds() == fds
 
 
-def test_a_reader_that_takes_a_line_over_has_adopted_and_said_nothing_yet(board: CountedBoard) -> None:
-    first, _ = attach(board, "alias", 0)
-    publish(board, 1.0)
-    first.adopt()
-    for note in Note:
-        first.leave_note(b"of the first", note)
-    first.close()
-    second, _ = attach(board, "alias", 0)
-    (status,) = board.status()
-    assert (status.reader, status.adopted_version, status.lag_versions) == (0, 0, 1)
-    assert {board.note(0, kind) for kind in Note} == {None}
-    with pytest.raises(AdoptionTimeout, match="version 1 was not adopted"):
-        board.wait(1, timeout_s=0.05)
-    second.close()
-
-
 def test_a_reader_number_beyond_the_board_is_refused(board: CountedBoard) -> None:
     for number in (-1, fmt.MAX_READERS, 5000):
         with pytest.raises((ConfigError, PublishError)):
             attach(board, "copy", number)
-
-
-def test_when_the_learner_closes_readers_keep_what_they_have_and_newcomers_are_refused() -> None:
-    board = CountedBoard()
-    board.lay_out(LAYOUT)
-    handle = board.handle
-    reader, acts = attach(board, "alias")
-    publish(board, 1.0)
-    reader.adopt()
-    assert not reader.closed_by_learner
-    board.close()
-    assert reader.closed_by_learner
-    assert reader.adopt() == 1
-    assert low_high(acts.tensors) == (1.0, 1.0)
-    with pytest.raises(BoardClosed, match="is gone") as caught:
-        BoardReader(handle, acts)
-    assert len(str(caught.value).splitlines()) == 3
-    reader.close()
 
 
 @pytest.mark.usefixtures("memfd")
@@ -808,29 +623,6 @@ def test_a_stopped_reader_delays_no_publish_and_is_named_when_somebody_waits_for
 
 
 @pytest.mark.processes
-def test_a_reader_stopped_in_the_middle_of_a_copy_wakes_to_the_version_it_began_with(
-    board: CountedBoard, start: Callable[..., Remote]
-) -> None:
-    remote = start()
-    remote.ask("attach", board.handle, "copy")
-    publish(board, 1.0)
-    remote.tell("stop_in_the_middle_of_an_adoption")
-    assert until(lambda: board.status()[0].state == "stopped")
-    for number in range(2, 302):
-        assert publish(board, number) == number
-    assert board.slot_count == 3
-    remote.signal(signal.SIGCONT)
-    # It stops once more: behind the copy it finds that head has moved, and adopts again.
-    time.sleep(0.05)
-    assert until(lambda: board.status()[0].state == "stopped")
-    assert board.status()[0].adopted_version == 1
-    remote.signal(signal.SIGCONT)
-    version, ends = remote.answer()
-    assert version == 301
-    assert ends == (1.0, 301.0), "the two copies together"
-
-
-@pytest.mark.processes
 def test_waiting_for_a_dead_reader_ends_at_once_with_its_pid(
     board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
@@ -878,22 +670,6 @@ def test_waiting_for_a_worker_that_never_came_names_it(board: CountedBoard) -> N
     with pytest.raises(AdoptionTimeout, match=r"worker 7 .*never attached"):
         board.wait(1, timeout_s=0.05, readers=[0, 7])
     reader.close()
-
-
-@pytest.mark.processes
-def test_a_wait_ends_when_the_last_reader_has_adopted(
-    board: CountedBoard, start: Callable[..., Remote]
-) -> None:
-    remotes = [start(), start()]
-    for remote in remotes:
-        remote.ask("attach", board.handle, "alias")
-    publish(board, 1.0)
-    for remote in remotes:
-        remote.tell("adopt")
-    board.wait(1, timeout_s=30)
-    assert [s.adopted_version for s in board.status()] == [1, 1]
-    assert [s.lag_versions for s in board.status()] == [0, 0]
-    assert [remote.answer() for remote in remotes] == [1, 1]
 
 
 @pytest.mark.processes
@@ -1016,26 +792,6 @@ def test_a_second_destination_joins_while_readers_hold_leases() -> None:
     assert not board._slots._retiring
     for reader in (keeper, mover, late):
         reader.close()
-    board.close()
-
-
-@pytest.mark.processes
-def test_retired_slots_read_by_a_process_of_its_own_stay_until_it_adopts(
-    start: Callable[..., Remote],
-) -> None:
-    board = CountedBoard()
-    board.lay_out(plain_layout(2, 1000))
-    remote = start()
-    remote.ask("attach", board.handle, "alias")
-    publish(board, 1.0)
-    remote.ask("adopt")
-    for extra in range(1, 6):
-        board.lay_out(plain_layout(2, 1000, *(f"extra{i}" for i in range(extra))))
-        for number in range(3):
-            publish(board, 100 * extra + number)
-        assert remote.ask("values") == (1.0, 1.0)
-    assert remote.ask("adopt") == 16
-    assert remote.ask("values") == (502.0, 502.0)
     board.close()
 
 

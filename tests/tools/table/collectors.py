@@ -53,8 +53,6 @@ def _llm_ahead(policy: CanaryPolicy) -> Made:
     return running(LLMCollector(pool, policy=policy, yield_completed_trajectories=True))
 
 
-_BATCHED = "AsyncBatchedCollector"
-
 ROWS = (
     row("Collector", "", _in_process),
     *(
