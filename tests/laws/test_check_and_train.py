@@ -44,6 +44,16 @@ RECIPES = {
     "dreamer_v1": ("numbers", DREAMER),
     "dreamer_v3": ("choice", (*DREAMER, "recipe.categoricals=2", "recipe.classes=4", "recipe.bins=31")),
 }
+#: What steps answer; tests/runs/actors/test_answers.py asks of each form whether it is read or refused.
+FORMS = {
+    "reward_int",
+    "observation_list",
+    "observation_float64",
+    "observation_too_long",
+    "observation_in_a_row",
+    "truncated_none",
+    "info_none",
+}
 COMMON = (
     "logger=none",
     "recipe.target_return=null",
@@ -58,7 +68,9 @@ COMMON = (
 @pytest.mark.processes
 @pytest.mark.each_value
 @pytest.mark.parametrize("recipe", list(RECIPES))
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.thorough if kind in FORMS else ()) for kind in KINDS]
+)
 def test_a_check_finds_what_a_run_finds_and_no_run_that_ends_well_has_a_wrong_number(
     kind: str, recipe: str, tmp_path: Path
 ) -> None:

@@ -62,7 +62,15 @@ def traced(folder: Path, *arguments: str) -> list[Line]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("arguments", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        PROGRAMS["rlsync's workers"],
+        pytest.param(PROGRAMS["the learner's own process"], marks=pytest.mark.thorough),
+        PROGRAMS["a collector of TorchRL"],
+    ],
+    ids=PROGRAMS,
+)
 def test_a_version_can_be_followed_from_its_publish_to_the_batch(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -20,7 +20,9 @@ def mark_thorough(items: Sequence[pytest.Item]) -> None:
     for name, together in TOGETHER.items():
         cases: dict[str, list[pytest.Function]] = defaultdict(list)
         for item in items:
-            if isinstance(item, pytest.Function) and item.get_closest_marker(name) is not None:
+            if not isinstance(item, pytest.Function) or item.get_closest_marker("thorough") is not None:
+                continue
+            if item.get_closest_marker(name) is not None:
                 cases[item.nodeid.partition("[")[0]].append(item)
         for found in cases.values():
             # The cases share the very objects that the decorators list.

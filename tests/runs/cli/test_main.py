@@ -200,11 +200,8 @@ def test_no_verb_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> 
 
 #: Command lines, what is said of them, and what the cure says.
 WRONG = [
-    ("trian", "no verb 'trian'", "did you mean 'train'?"),
     ("train recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
-    ("train lr=1", "unknown key 'lr'", "did you mean 'recipe.lr'?"),
     ("train recipee=ppo", "unknown key 'recipee'", "did you mean 'recipe'?"),
-    ("train recipe=pppo", "no recipe 'pppo'", "did you mean 'ppo'?"),
     ("train env=cartpol", "no env 'cartpol'", "did you mean 'cartpole'?"),
     ("train +recipe.x=1", "unknown key 'recipe.x'", "recipe has:"),
     ("train recipe=dqn recipe.num_epochs=2", "unknown key 'recipe.num_epochs'", "recipe has:"),
@@ -212,14 +209,10 @@ WRONG = [
     ("train +env.kwargs.lenght=1", "unexpected keyword argument 'lenght'", "~env.kwargs.NAME drops it"),
     ("train logger=jsonl", "no logger 'jsonl'", "write logger.kind=jsonl"),
     ("train recipe.lr=fast", "'fast'", "give a number; "),
-    ("train recipe.lr=-1", "recipe.lr cannot be -1.0", "give a finite number > 0"),
     ("train seed=-1", "seed cannot be -1", "give a number >= 0"),
-    ("train collector.adopt=alais", "cannot be 'alais'", "did you mean 'alias'?"),
-    ("train sync.when.unit=batchs", "no unit 'batchs'", "did you mean 'batches'?"),
     ("train sync.when.every=0", "positive whole number", "for example"),
     ("train sync.map=[{destination:policy,sorce:x}]", "'sorce'", "did you mean 'source'?"),
     ("train recipe.name=dq", "no recipe 'dq'", "did you mean 'dqn'?"),
-    ("train seed=1,2", "seed has several values", "add -m"),
     ("train -m seed=1,two", "'two'", "give a whole number; "),
     ("train seed", "cannot read an override", "key=value"),
     ("train env=gymnasium", "no environment is named", "env.id=Acrobot-v1"),
@@ -231,7 +224,7 @@ WRONG = [
 
 
 #: Told of several groups and keys alike.
-ALIKE = re.compile(r"^no (recipe|env|unit) |^(recipe\.lr|seed) cannot be -|'(fast|two)'")
+ALIKE = re.compile(r"^no (recipe|env) |'(fast|two)'")
 
 
 def kind_of(case: tuple[str, str, str]) -> tuple[str, object]:

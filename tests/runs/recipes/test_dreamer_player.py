@@ -352,6 +352,7 @@ class Episode:
 
 
 @pytest.mark.processes
+@pytest.mark.each_value
 @choices
 @pytest.mark.parametrize("overlap", [False, True])
 def test_workers_do_to_the_state_what_is_declared_when_they_adopt(on_adoption: str, overlap: bool) -> None:

@@ -177,7 +177,7 @@ def test_what_acts_in_the_learners_process_draws_numbers_of_its_own() -> None:
 # ---------------------------------------------------------------------------------------- advantages
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_advantages_of_one_pass_are_those_of_torchrls_two(num_envs: int) -> None:
     env, steps = EnvConfig("CartPole-v1", num_envs, {"max_episode_steps": 16}), 7
     spaces = DISCRETE.probe(env)

@@ -111,7 +111,7 @@ class CountingCartPole(CartPoleEnv):
 gymnasium.register("CountingCartPole-v0", CountingCartPole)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.thorough), 2])
 @pytest.mark.usefixtures("fork_workers")
 def test_workers_of_a_slow_learner_are_as_many_rollouts_ahead_as_their_lag(lag: int, tmp_path: Path) -> None:
     steps = tmp_path / "steps"
