@@ -38,12 +38,7 @@ COMMENTS_BY_HAND: dict[str, set[str]] = {
     "logger/wandb.yaml": {"kind", "kwargs"},
     "recipe/crossq.yaml": {"recipe.pace.ratio", "recipe.target_return"},
     "recipe/dqn.yaml": {"recipe.anneal_lr", "recipe.hidden", "recipe.pace.ratio"},
-    "recipe/dreamer_v3.yaml": {
-        "recipe.buffer_frames",
-        "recipe.gamma",
-        "recipe.lr",
-        "recipe.open_loop",
-    },
+    "recipe/dreamer_v3.yaml": {"recipe.buffer_frames", "recipe.gamma", "recipe.lr"},
     "recipe/impala.yaml": {
         "recipe.evaluation.episodes",
         "recipe.evaluation.every_frames",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import runpy
@@ -53,6 +54,58 @@ def test_what_is_learned_from_a_replay_buffer_is_no_older_than_the_bound(
     assert 0 <= min(ages) <= max(ages) <= 8
     assert max(ages) > 0, "the learner published while it learned from what was there"
     assert "versions published" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------- what a Dreamer imagines
+
+OPEN_LOOP = str(EXAMPLES / "dreamer_open_loop.py")
+SMALL_DREAMER = [
+    "recipe.cells=16",
+    "recipe.belief=16",
+    "recipe.batch_size=4",
+    "recipe.sequence_length=15",
+    "recipe.horizon=3",
+    "recipe.pace.prefill=100",
+    "recipe.total_frames=140",
+    "recipe.evaluation.every_frames=0",
+    "collector.num_workers=0",
+]
+
+
+def open_loop(folder: Path, *keys: str) -> tuple[list[str], list[str]]:
+    """The errors that the example prints, of the model and of saying that nothing changes; of a small run."""
+    done = run_program(OPEN_LOOP, str(folder), *SMALL_DREAMER, *keys, cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(r"^step +\d+  error (.*)  no change (.*)$", done.stdout, re.MULTILINE)
+    assert len(steps) == 10, done.stdout
+    return [of_model for of_model, _ in steps], [of_standstill for _, of_standstill in steps]
+
+
+@pytest.mark.seconds
+@pytest.mark.processes
+def test_the_open_loop_of_a_finished_run_is_compared_with_the_rows_that_it_stored(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    errors, standstill = open_loop(run, "recipe.categoricals=2", "recipe.classes=4", "recipe.bins=31")
+    assert all(float(error) > 0 for error in errors + standstill)
+    with (run / "open_loop.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 10 * 4, "ten steps of CartPole's four numbers"
+    assert len({line["real"] for line in lines}) > 10
+    assert open_loop(run) == (errors, standstill), "the run is there, so nothing is trained again"
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_open_loop_of_dreamer_v1_and_of_pictures_is_written_too(tmp_path: Path) -> None:
+    open_loop(tmp_path / "v1", "recipe=dreamer_v1", "env=pendulum")
+    assert (tmp_path / "v1/open_loop.csv").read_text().count("\n") == 1 + 10 * 3
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("pygame")
+    few = ["recipe.categoricals=2", "recipe.classes=4", "recipe.bins=31", "recipe.channels=2"]
+    open_loop(tmp_path / "v3", "env=rendered_cartpole", "env.img_height=16", "env.img_width=16", *few)
+    with image.open(tmp_path / "v3/open_loop.png") as shown:  # the real steps are above
+        assert shown.size == (10 * 16, 2 * 16)
 
 
 # ------------------------------------------------------------------------------------ the whole program

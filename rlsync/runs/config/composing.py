@@ -350,8 +350,9 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
     return config
 
 
-#: Of agents that outlived a killed learner, as they did once; they learned nothing by that.
-_OF_KEPT_AGENTS = ("keep_agents", "learner_timeout_s")
+#: What configs of earlier runs have, and changed nothing that was learned: agents that outlived a killed
+#: learner, and looks at what a Dreamer imagined.
+_CHANGED_NOTHING = ("keep_agents", "learner_timeout_s", "open_loop")
 
 #: What the kinds of collectors of earlier runs are now.
 _KINDS: Mapping[str, Mapping[str, int | None]] = {
@@ -401,6 +402,6 @@ def _leave_out_what_has_gone(found: Any, known: Any) -> None:
         if key in known:
             _leave_out_what_has_gone(found[key], known[key])
         elif is_dataclass(OmegaConf.get_type(known)) and (
-            found[key] is None or key in _OF_KEPT_AGENTS
+            found[key] is None or key in _CHANGED_NOTHING
         ):
             del found[key]

@@ -40,6 +40,10 @@ _LAGS = (
     "nobody waits (async), or collector.num_workers=0, with which the learner's own process acts (in_process)"
 )
 
+_OPEN_LOOP = (
+    "leave it out: examples/dreamer_open_loop.py shows what the model of a finished run imagines"
+)
+
 #: What a habit types that rlsync has no longer, a key or a choice; and what to give in its place.
 GONE = {
     "collector.kind": _LAGS,
@@ -50,6 +54,10 @@ GONE = {
     "rlsync.BoardScheme(transport=NAME) takes the transport of an installed package",
     "cluster.keep_agents": "leave it out: agents end with their learner, and a resumed run starts its own",
     "cluster.learner_timeout_s": "leave it out: agents end with their learner",
+    "recipe.open_loop": _OPEN_LOOP,
+    "recipe.open_loop.every_frames": _OPEN_LOOP,
+    "recipe.open_loop.seen": _OPEN_LOOP,
+    "recipe.open_loop.ahead": _OPEN_LOOP,
     "sync=actor_behind_noise": "give sync=actor: workers of td3 add the noise themselves",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.player import Acted, Record
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.compat.replay import RowBuffer
+from rlsync.runs.config.composing import written
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
 from rlsync.runs.evaluation.checkpoint import load as load_player
 from rlsync.runs.evaluation.play import play
@@ -31,7 +31,7 @@ from rlsync.runs.recipes.dreamer.sequences import SequenceMemory, Sequences
 from rlsync.runs.recipes.evaluating import acting_of
 from rlsync.runs.recipes.hooks.steering import KeepPace
 from rlsync.runs.recipes.registry import recipe_of
-from rlsync.runs.recipes.run_files import CHECKPOINT, IMAGINATION
+from rlsync.runs.recipes.run_files import CHECKPOINT, RESOLVED
 from rlsync.runs.recipes.settings import Config, EnvConfig
 from rlsync.runs.recipes.spaces import ANY, BOX, DISCRETE
 from rlsync.runs.recipes.timeline import timeline
@@ -50,9 +50,6 @@ SMALL = [
     "recipe.pace.prefill=64",
     "recipe.pace.ratio=0.125",
     "recipe.free_nats=0",  # so that also the prior learns from the first update on
-    "recipe.open_loop.every_frames=64",
-    "recipe.open_loop.seen=2",
-    "recipe.open_loop.ahead=4",
     "recipe.target_return=null",
     "recipe.evaluation.every_frames=0",
     "collector.frames_per_batch=32",
@@ -277,8 +274,6 @@ def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: st
     torch.testing.assert_close(resumed.optimizer.state_dict()["state"], state)
     trained(resumed)
     assert pace_of(resumed).updates == timeline(again).updates
-    with (tmp_path / "again" / IMAGINATION).open() as file:
-        assert {int(line["frames"]) for line in csv.DictReader(file)} == {160}
 
 
 @pytest.mark.thorough
@@ -321,6 +316,14 @@ def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:
     assert said.abs().max() > 7
 
 
+def test_the_open_loop_of_an_earlier_run_is_left_out_where_its_config_is_read(tmp_path: Path) -> None:
+    config = small("dreamer_v3")
+    earlier = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(config)))
+    earlier.recipe.open_loop = {"every_frames": 1_000, "seen": 5, "ahead": 10}
+    OmegaConf.save(earlier, tmp_path / RESOLVED)
+    assert written(tmp_path / RESOLVED) == config
+
+
 # ------------------------------------------------------------------ refusals
 
 
@@ -333,7 +336,6 @@ def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:
             ["collector.num_workers=20", "collector.frames_per_batch=20"],
             "20 environments has no sequence",
         ),
-        ("dreamer_v3", ["recipe.open_loop.ahead=100"], "no sequence of 102 frames"),
         ("dreamer_v3", ["recipe.sequence_length=1"], "recipe.sequence_length cannot be 1"),
         ("dreamer_v3", ["recipe.bins=1"], "recipe.bins cannot be 1"),
         ("dreamer_v3", ["recipe.gamma=1"], "a discount of 1 makes infinite"),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.machine import has_package
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
 from rlsync.runs.recipes.settings import Config, RenderedConfig
@@ -14,18 +13,6 @@ from rlsync.runs.recipes.settings import Config, RenderedConfig
 SHRINKS_BY = 16  #: the image encoder of DreamerV3 makes a picture smaller by this factor
 
 _SIZES = "the checkpoint has networks of that size"
-
-
-@dataclass
-class OpenLoopConfig:
-    """When to look at what the model imagines: after ``seen`` observations it imagines ``ahead`` steps."""
-
-    #: Least number of frames between two looks; 0: none.
-    every_frames: int = bounds.not_below_zero(1_000)
-    #: Observations that the model sees first.
-    seen: int = bounds.above_zero(5)
-    #: Steps that it imagines then, told the actions alone.
-    ahead: int = bounds.above_zero(10)
 
 
 @dataclass
@@ -70,9 +57,6 @@ class DreamerConfig(ReplayConfig):
     #: Nats of difference between prior and posterior that cost nothing: of dreamer_v3 in each row, of
     #: dreamer_v1 in the mean of all.
     free_nats: float = bounds.not_below_zero(1.0)
-    #: What the model imagines, beside what really happened: logged as imagination/..., and one sequence in
-    #: imagination.csv.
-    open_loop: OpenLoopConfig = field(default_factory=OpenLoopConfig)
 
     def frames_in_an_update(self) -> int:
         return self.batch_size * self.sequence_length
@@ -93,21 +77,12 @@ class DreamerConfig(ReplayConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         streams = self.batches(config).rollouts * config.env.num_envs
-        needed = {"recipe.pace.prefill": (self.sequence_length, "recipe.sequence_length", "")}
-        if self.open_loop.every_frames:
-            looked_at = self.open_loop.seen + self.open_loop.ahead
-            needed["recipe.open_loop"] = (
-                looked_at,
-                "seen + ahead",
-                ", or recipe.open_loop.every_frames=0",
-            )
-        for key, (frames, name, otherwise) in needed.items():
-            if self.pace.prefill < frames * streams:
-                prefill = f"a prefill of {self.pace.prefill} frames from {streams} environments"
-                cure = f"give recipe.pace.prefill={frames * streams} or more{otherwise}"
-                yield ConfigError(
-                    f"{prefill} has no sequence of {frames} frames ({name})", key, cure
-                )
+        frames = self.sequence_length
+        if self.pace.prefill < frames * streams:
+            prefill = f"a prefill of {self.pace.prefill} frames from {streams} environments"
+            problem = f"{prefill} has no sequence of {frames} frames (recipe.sequence_length)"
+            cure = f"give recipe.pace.prefill={frames * streams} or more"
+            yield ConfigError(problem, "recipe.pace.prefill", cure)
 
 
 @dataclass
@@ -145,17 +120,13 @@ class DreamerV3Config(DreamerConfig):
         if self.gamma == 1:
             problem = "dreamer_v3 imagines 1 / (1 - gamma) steps ahead, which a discount of 1 makes infinite"
             yield ConfigError(problem, "recipe.gamma", "give less than 1, like 0.997")
-        if isinstance(env := config.env, RenderedConfig):
-            if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
-                problem = f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times"
-                cure = f"give multiples of {SHRINKS_BY}, like 64"
-                yield ConfigError(problem, "env.img_height, env.img_width", cure)
-            if self.open_loop.every_frames and not has_package("PIL"):
-                problem = (
-                    "pillow is not installed, which writes the pictures that the model imagines"
-                )
-                cure = "pip install 'rlsync[video]', or give 0"
-                yield ConfigError(problem, "recipe.open_loop.every_frames", cure)
+        env = config.env
+        if not isinstance(env, RenderedConfig):
+            return
+        if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
+            problem = f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times"
+            cure = f"give multiples of {SHRINKS_BY}, like 64"
+            yield ConfigError(problem, "env.img_height, env.img_width", cure)
 
 
 @dataclass

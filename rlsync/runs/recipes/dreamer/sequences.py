@@ -109,22 +109,22 @@ class Sequences(OwnSampler):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Rows ``[batch_size]``, one sequence after the other; ConfigError if none that long is stored."""
-        return self.find(storage, batch_size // self.length, self.length).reshape(-1), {}
-
-    def find(self, storage: Storage, count: int, length: int) -> Tensor:
-        """The places ``[count, length]`` of sequences of any length; see :meth:`sample`."""
         if self._found is None:
             self._found = self._look(storage)
         order, run = self._found
-        last = max(0, len(order) - length + 1)
-        starts = np.flatnonzero(run[:last] == run[length - 1 :][:last])
+        last = max(0, len(order) - self.length + 1)
+        starts = np.flatnonzero(run[:last] == run[self.length - 1 :][:last])
         if not len(starts):
             source = "episode" if self._within_episodes else "environment"
-            problem = f"no {length} rows of one {source} follow each other in the replay buffer"
+            problem = (
+                f"no {self.length} rows of one {source} follow each other in the replay buffer"
+            )
             cure = "collect more frames before the first update (recipe.pace.prefill), or draw shorter ones"
             raise ConfigError(problem, f"{len(storage)} rows are stored", cure)
+        count = batch_size // self.length
         chosen = starts[torch.randint(len(starts), (count,), device="cpu").numpy()]
-        return torch.from_numpy(order[chosen[:, None] + np.arange(length)])
+        places = order[chosen[:, None] + np.arange(self.length)]
+        return torch.from_numpy(places).reshape(-1), {}
 
     def _look(self, storage: Storage) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         stored = storage[: len(storage)]
@@ -170,14 +170,7 @@ class SequenceMemory(Memory):
 
     def draw(self, batch: Any) -> TensorDictBase:
         """The sequences ``[sequences, length]`` of the next optimizer step."""
-        return self._begun(super().draw(batch).reshape(-1, self._sequences.length))
-
-    def some(self, count: int, length: int) -> TensorDictBase:
-        """So many other sequences, of any length, to look at."""
-        storage = self.buffer.storage
-        return self._begun(storage[self._sequences.find(storage, count, length)])
-
-    def _begun(self, drawn: TensorDictBase) -> TensorDictBase:
+        drawn = super().draw(batch).reshape(-1, self._sequences.length)
         drawn["is_init"][:, 0] = True
         for key, width in self._state.items():
             drawn[key] = torch.zeros(*drawn.shape, width, device=drawn.device)
