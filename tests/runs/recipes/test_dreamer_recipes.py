@@ -209,6 +209,13 @@ def compare_states(
         torch.testing.assert_close(made[key][0], frames[key][0, first:8], atol=1e-5, rtol=1e-5)
 
 
+def test_the_loss_of_dreamer_v1_is_on_the_device_that_the_learner_has() -> None:
+    config = small("dreamer_v1")
+    loss = v1.make_loss(config.recipe, BOX.probe(config.env), torch.device("meta"))
+    tensors = [*loss.parameters(), *loss.buffers(), *loss.actor_network.parameters()]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
 # ------------------------------------------------------------------ runs
 
 

@@ -149,9 +149,9 @@ def make_loss(
     critic = TensorDictModule(value, IMAGINED, ["state_value"])
     actor = make_actor(recipe, spaces)
     with torch.no_grad():
-        device = next(actor.parameters()).device
+        made_on = next(actor.parameters()).device
         zeros = {
-            name: torch.zeros(1, n, device=device)
+            name: torch.zeros(1, n, device=made_on)
             for name, n in (("state", state), ("belief", belief))
         }
         actor(TensorDict(zeros, [1]))
