@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlsync.runs.recipes.on_cluster import Cluster
     from rlsync.runs.recipes.place import Here
 
-S = TypeVar("S", bound=RecipeConfig)
+S = TypeVar("S", bound=RecipeConfig, covariant=True)
 
 
 class Run(Generic[S]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -53,10 +54,12 @@ def _network_of(kind: str, seed: int) -> nn.Module:
     return network
 
 
-def player_of(kind: str, network: nn.Module | None = None, **how: Any) -> WorldModelPlayer:
+def player_of(
+    kind: str, network: nn.Module | None = None, *, window: int = 64, **how: Any
+) -> WorldModelPlayer:
     network = network_of(kind) if network is None else network
     make, recipe = (v1.DreamerV1Player, V1) if kind == "v1" else (v3.DreamerV3Player, V3)
-    return make(network, recipe, SPACES[kind], **how)
+    return make(network, replace(recipe, window=window), SPACES[kind], **how)
 
 
 def observed(kind: str, seed: int, count: int = ENVS) -> Tensor:
@@ -306,8 +309,10 @@ class Showing(v3.DreamerV3Player):
 
     RECIPE = DreamerV3Config(cells=16, belief=12, categoricals=3, classes=1, bins=31)
 
-    def __init__(self, network: nn.Module, **how: Any) -> None:
-        super().__init__(network, self.RECIPE, DISCRETE.probe(EnvConfig("CartPole-v1")), **how)
+    def __init__(self, network: nn.Module, on_adoption: str, window: int) -> None:
+        recipe = replace(self.RECIPE, window=window)
+        spaces = DISCRETE.probe(EnvConfig("CartPole-v1"))
+        super().__init__(network, recipe, spaces, on_adoption=on_adoption)
         self.records = (*self.records, Record("belief", (12,), torch.float32))
 
     def act(self, *given: Any) -> Acted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import optim
@@ -22,24 +21,24 @@ from rlsync.runs.recipes.replay.building import paced_trainer, replay_buffer
 
 
 def make_trainer(
-    run: parts.Run[Any],
+    run: parts.Run[DreamerConfig],
     collector: RolloutCollector,
     loss: LossModule,
     optimizer: optim.Optimizer,
+    *,
     widths: Mapping[str, int],
     stepper: OptimizationStepper | None = None,
-    *,
     within_episodes: bool = False,
 ) -> Trainer:
     """A trainer of sequences of all rows, at the config's pace; it has no hook that publishes yet.
 
     ``widths`` are those of the state that a sequence begins with.
     """
-    recipe: DreamerConfig = run.recipe
+    recipe = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
     buffer = replay_buffer(run, sequences)
     memory = SequenceMemory(buffer, sequences, widths, lambda: collector.last_rollouts)
-    return paced_trainer(run, collector, loss, memory, optimizer, stepper)
+    return paced_trainer(run, collector, loss, memory, optimizer=optimizer, stepper=stepper)
 
 
 def imagined_env(

@@ -16,7 +16,7 @@ from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
 from rlsync.runs.recipes.spaces import Spaces
-from rlsync.torchrl_plugin.dreamer.player import NO_VERSION, STATE_VERSION, OnAdoption
+from rlsync.torchrl_plugin.dreamer.player import NO_VERSION, STATE_VERSION
 
 STATE = "state"  #: what is drawn, given the belief and an observation
 BELIEF = "belief"  #: what is computed of all steps before
@@ -62,8 +62,8 @@ class WorldModelPlayer(Player):
         spaces: of the environment.
         noise: the shape of the random numbers that one state is drawn with.
         widths: of what is drawn for a state, and of the belief.
-        on_adoption: what becomes of the state at an adoption; None: one version plays, and none is recorded.
         window: how many steps ``"recompute"`` keeps.
+        on_adoption: what becomes of the state at an adoption; None: one version plays, and none is recorded.
         deterministic: take the likeliest action, without noise. The state of the model is drawn in any case.
     """
 
@@ -78,8 +78,8 @@ class WorldModelPlayer(Player):
         *,
         noise: tuple[int, ...],
         widths: tuple[int, int],
-        on_adoption: OnAdoption | None = None,
-        window: int = 64,
+        window: int,
+        on_adoption: str | None = None,
         deterministic: bool = False,
     ) -> None:
         if on_adoption is None:
@@ -151,10 +151,10 @@ class WorldModelPlayer(Player):
         if self._on_adoption == "reset":
             return state | {STATE_VERSION: made_by.masked_fill(stale, NO_VERSION)}
         again = self._recomputed(state)
-        made = {
-            key: torch.where(stale.unsqueeze(-1), again[key], state[key]) for key in self._carried
-        }
-        return state | made | {STATE_VERSION: made_by.masked_fill(stale, version)}
+        for key in self._carried:
+            state[key] = torch.where(stale.unsqueeze(-1), again[key], state[key])
+        state[STATE_VERSION] = made_by.masked_fill(stale, version)
+        return state
 
     def act(
         self,
@@ -164,20 +164,21 @@ class WorldModelPlayer(Player):
         state: State,
         generator: Generator,
     ) -> Acted:
-        source: dict[str, Generator] = (
-            {} if torch.compiler.is_exporting() else {"generator": generator}
-        )
         begins = is_init
         if self._on_adoption is not None:
             made_by = state[STATE_VERSION].masked_fill(is_init, NO_VERSION)
             begins = made_by == NO_VERSION
+
         # Not len(observation): torch.export would take the number of environments for a constant.
-        noise = self.draws(
-            (observation.shape[0], *self._noise), device=observation.device, **source
-        )
-        made, belief = self._seen(observation, state, begins, noise)
-        action = self.chosen(made, belief, generator)
-        after = {STATE: made, BELIEF: belief, PREVIOUS_ACTION: action}
+        shape = (observation.shape[0], *self._noise)
+        if torch.compiler.is_exporting():
+            noise = self.draws(shape, device=observation.device)
+        else:
+            noise = self.draws(shape, device=observation.device, generator=generator)
+        latent, belief = self._seen(observation, state, begins, noise)
+        action = self.chosen(latent, belief, generator)
+
+        after = {STATE: latent, BELIEF: belief, PREVIOUS_ACTION: action}
         if isinstance(self.actions, BoxActions):
             choice = action
         else:
@@ -225,7 +226,9 @@ class WorldModelPlayer(Player):
         for key, value in ((_OBSERVED, observation), (_NOISE, noise), (_ACTED, action)):
             state[key][:, place] = value
         return {
-            **{key: state[key] for key in (_OBSERVED, _NOISE, _ACTED)},
+            _OBSERVED: state[_OBSERVED],
+            _NOISE: state[_NOISE],
+            _ACTED: state[_ACTED],
             _PLACE: (state[_PLACE] + 1) % self._window,
             _STEPS: (state[_STEPS].masked_fill(is_init, 0) + 1).clamp_max(self._window),
         }
@@ -238,8 +241,10 @@ class WorldModelPlayer(Player):
         for back in range(int(steps.max()), 0, -1):
             at = (place - back) % self._window
             # Where an episode is shorter this makes what its first step does not read.
-            made = self._seen(state[_OBSERVED][:, at], again, steps <= back, state[_NOISE][:, at])
-            again = dict(zip(self._carried, (*made, state[_ACTED][:, at]), strict=True))
+            latent, belief = self._seen(
+                state[_OBSERVED][:, at], again, steps <= back, state[_NOISE][:, at]
+            )
+            again = {STATE: latent, BELIEF: belief, PREVIOUS_ACTION: state[_ACTED][:, at]}
         return again
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
@@ -45,10 +46,14 @@ class Streams:
     def numbered(self, batch: TensorDictBase, rollouts: Sequence[RolloutId]) -> TensorDictBase:
         """Transitions ``[B, T]``, as many of each rollout, with streams and numbers of rows."""
         begins = batch.get("is_init").reshape(batch.shape).to("cpu", torch.int64)
-        parts = [
-            self._part(*each) for each in zip(rollouts, begins.chunk(len(rollouts)), strict=True)
-        ]
-        stream, row = (torch.cat(each).unsqueeze(-1) for each in zip(*parts, strict=True))
+        streams = []
+        rows = []
+        for rollout, firsts in zip(rollouts, begins.chunk(len(rollouts)), strict=True):
+            stream_of_rollout, row_of_rollout = self._part(rollout, firsts)
+            streams.append(stream_of_rollout)
+            rows.append(row_of_rollout)
+        stream = torch.cat(streams).unsqueeze(-1)
+        row = torch.cat(rows).unsqueeze(-1)
         after = batch.get("next").copy().update({STREAM: stream, ROW: row})
         # Where an episode begins the number before is that of its first row.
         return batch.copy().update({STREAM: stream, ROW: row - 1, "next": after})
@@ -70,21 +75,24 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
     """The rows that frames bring; an episode's first one has an action of zeros."""
     frames = batch.reshape(-1)
     after = frames.get("next")
-    flags = {name: after.get(name).reshape(-1, 1) for name in ("done", "terminated")}
-    brought = {
-        "observation": after.get("observation"),
-        "reward": after.get("reward").reshape(-1, 1),
-    }
+    done = after.get("done").reshape(-1, 1)
     steps = TensorDict(
         {
             "action": frames.get("action").to(torch.float32),
-            "is_init": torch.zeros_like(flags["done"]),
+            "is_init": torch.zeros_like(done),
             STREAM: after.get(STREAM),
             ROW: after.get(ROW),
-            "next": brought | flags,
+            "next": {
+                "observation": after.get("observation"),
+                "reward": after.get("reward").reshape(-1, 1),
+                "done": done,
+                "terminated": after.get("terminated").reshape(-1, 1),
+            },
         },
         frames.batch_size,
     )
+
+    # One row more for each episode: what it began with, which no step has brought.
     begins = frames.get("is_init").reshape(-1)
     first = frames[begins]
     begun = steps[begins].apply(torch.zeros_like)
@@ -92,6 +100,7 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
     begun[STREAM] = first.get(STREAM)
     begun[ROW] = first.get(ROW)
     begun["next", "observation"] = first.get("observation")
+
     if STAMP in frames:
         steps[STAMP] = frames.get(STAMP)
         begun[STAMP] = first.get(STAMP)
@@ -105,7 +114,7 @@ class Sequences(OwnSampler):
         self.length = length
         self._within_episodes = within_episodes
         #: The rows in order, and of each the number of its sequence, which is as long as it gets.
-        self._found: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+        self._found: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Rows ``[batch_size]``, one sequence after the other; ConfigError if none that long is stored."""
@@ -115,7 +124,10 @@ class Sequences(OwnSampler):
         last = max(0, len(order) - self.length + 1)
         starts = np.flatnonzero(run[:last] == run[self.length - 1 :][:last])
         if not len(starts):
-            source = "episode" if self._within_episodes else "environment"
+            if self._within_episodes:
+                source = "episode"
+            else:
+                source = "environment"
             problem = (
                 f"no {self.length} rows of one {source} follow each other in the replay buffer"
             )
@@ -126,9 +138,10 @@ class Sequences(OwnSampler):
         places = order[chosen[:, None] + np.arange(self.length)]
         return torch.from_numpy(places).reshape(-1), {}
 
-    def _look(self, storage: Storage) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _look(self, storage: Storage) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         stored = storage[: len(storage)]
-        stream, row = (stored[key].reshape(-1).cpu().numpy() for key in (STREAM, ROW))
+        stream = stored[STREAM].reshape(-1).cpu().numpy()
+        row = stored[ROW].reshape(-1).cpu().numpy()
         _, first, which = np.unique(stream, return_index=True, return_inverse=True)
         order = np.lexsort((row, first[which]))  # by where a stream begins here: its id is random
         stream = stream[order]

@@ -6,7 +6,7 @@ Source: Hafner et al. 2019, https://arxiv.org/abs/1912.01603; torchrl.objectives
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -43,8 +43,7 @@ def build(run: parts.Run[DreamerV1Config]) -> Trainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     network = loss.actor_network
-    adopts: dict[str, Any] = {"on_adoption": recipe.on_adoption, "window": recipe.window}
-    player = DreamerV1Player(network, recipe, run.spaces, **adopts)
+    player = DreamerV1Player(network, recipe, run.spaces, on_adoption=recipe.on_adoption)
     with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
         optimizer = optim.Adam(
             [
@@ -53,7 +52,9 @@ def build(run: parts.Run[DreamerV1Config]) -> Trainer:
                 {"params": list(loss.value_loss.parameters()), "lr": recipe.value_lr},
             ]
         )
-        trainer = make_trainer(run, collector, loss, optimizer, player.widths, within_episodes=True)
+        trainer = make_trainer(
+            run, collector, loss, optimizer, widths=player.widths, within_episodes=True
+        )
         greedy = DreamerV1Player(network, recipe, run.spaces, deterministic=True)
         parts.register_with_evaluations(trainer, run, greedy)
     return trainer
@@ -81,22 +82,66 @@ class DreamerV1Loss(LossModule):
 
     def forward(self, sample: TensorDictBase) -> TensorDictBase:
         sample = sample.copy()
-        seen = sample["next", "observation"]
-        sample["next", _PICTURE] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
+        observation = sample["next", "observation"]
+        sample["next", _PICTURE] = observation.reshape(*observation.shape[:-1], 1, 1, -1)
         sample["next", "reward"] = sample["next", "reward"] * self.reward_scale
-        losses, posterior = self.model_loss(sample)
-        actor_losses, imagined = self.actor_loss(
-            posterior["next"].select("state", "belief").reshape(-1)
-        )
+        model_losses, posterior = self.model_loss(sample)
+
+        # Every replayed state begins an imagined episode, of which the actor learns, and then the critic.
+        begin = posterior["next"].select("state", "belief").reshape(-1)
+        actor_losses, imagined = self.actor_loss(begin)
         value_losses, _ = self.value_loss(imagined)
-        found = TensorDict({name: loss.squeeze() for name, loss in losses.items()})
-        return found.update(actor_losses).update(value_losses / 2)
+        losses = TensorDict({name: loss.squeeze() for name, loss in model_losses.items()})
+        # The critic's is half of the squared error.
+        return losses.update(actor_losses).update(value_losses / 2)
+
+
+class Networks(NamedTuple):
+    """What the losses share, in the order in which initial weights are drawn."""
+
+    encoder: nn.Module
+    prior: modules.RSSMPrior
+    posterior: modules.RSSMPosterior
+    reward: nn.Module
+    value: nn.Module
+    decoder: nn.Module
 
 
 def make_loss(
     recipe: DreamerV1Config, spaces: parts.Spaces, device: torch.device = CPU
 ) -> DreamerV1Loss:
     """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
+    networks = make_networks(recipe, spaces)
+    prior = networks.prior
+    model_loss = make_model_loss(networks, recipe)
+
+    # The actor imagines with the prior, and without a decoder: it never sees an observation.
+    transition = TensorDictModule(
+        prior, ["state", "belief", "action"], ["_", "_", "state", "belief"]
+    )
+    rewards = TensorDictModule(networks.reward, IMAGINED, ["reward"])
+    imagined = imagined_env(transition, rewards, recipe.state, recipe, spaces)
+    critic = TensorDictModule(networks.value, IMAGINED, ["state_value"])
+    actor = make_actor(recipe, spaces)
+    actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
+    # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
+    actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda, time_dim=-2)
+    value_loss = DreamerValueLoss(critic, gamma=recipe.gamma)
+    loss = DreamerV1Loss(model_loss, actor_loss, value_loss, recipe.reward_scale).to(device)
+
+    # Workers act with the learner's own modules: encoder, posterior, actor, noise, and the prior.
+    acting = TensorDictSequential(
+        TensorDictModule(networks.encoder, ["observation"], ["encoded_latents"]),
+        TensorDictModule(networks.posterior, ["belief", "encoded_latents"], ["_", "_", "state"]),
+        actor,
+        spaces.noise(recipe.exploration_noise).to(device),
+        TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "_", ("next", "belief")]),
+    )
+    let_act(loss, acting)
+    return loss
+
+
+def make_networks(recipe: DreamerV1Config, spaces: parts.Spaces) -> Networks:
     cells = recipe.cells
     belief = recipe.belief
     state = recipe.state
@@ -112,24 +157,31 @@ def make_loss(
     value = net(features, 1)
     # as a picture
     decoder = net(features, spaces.features).append(nn.Unflatten(-1, (1, 1, spaces.features)))
+    return Networks(encoder, prior, posterior, reward, value, decoder)
+
+
+def make_model_loss(networks: Networks, recipe: DreamerV1Config) -> DreamerModelLoss:
+    """The loss of the world model: -ln q(o|s) - ln q(r|s) + kl_scale KL(posterior || prior)."""
     world_model = modules.WorldModelWrapper(
         TensorDictSequential(
-            TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
+            TensorDictModule(
+                networks.encoder, [("next", "observation")], [("next", "encoded_latents")]
+            ),
             modules.RSSMRollout(
                 TensorDictModule(
-                    prior,
+                    networks.prior,
                     ["state", "belief", "action"],
                     [("next", "prior_mean"), ("next", "prior_std"), "_", ("next", "belief")],
                 ),
                 TensorDictModule(
-                    posterior,
+                    networks.posterior,
                     [("next", "belief"), ("next", "encoded_latents")],
                     [("next", "posterior_mean"), ("next", "posterior_std"), ("next", "state")],
                 ),
             ),
-            TensorDictModule(decoder, REPLAYED, [("next", "reco_pixels")]),
+            TensorDictModule(networks.decoder, REPLAYED, [("next", "reco_pixels")]),
         ),
-        TensorDictModule(reward, REPLAYED, [("next", "reward")]),
+        TensorDictModule(networks.reward, REPLAYED, [("next", "reward")]),
     )
     model_loss = DreamerModelLoss(
         world_model,
@@ -141,34 +193,7 @@ def make_loss(
         delayed_clamp=True,  # the paper's mean is over all rows, and only then cut
     )
     model_loss.set_keys(pixels=_PICTURE)
-    transition = TensorDictModule(
-        prior, ["state", "belief", "action"], ["_", "_", "state", "belief"]
-    )
-    rewards = TensorDictModule(reward, IMAGINED, ["reward"])
-    imagined = imagined_env(transition, rewards, state, recipe, spaces)
-    critic = TensorDictModule(value, IMAGINED, ["state_value"])
-    actor = make_actor(recipe, spaces)
-    with torch.no_grad():
-        made_on = next(actor.parameters()).device
-        zeros = {
-            name: torch.zeros(1, n, device=made_on)
-            for name, n in (("state", state), ("belief", belief))
-        }
-        actor(TensorDict(zeros, [1]))
-    actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
-    # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
-    actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda, time_dim=-2)
-    value_loss = DreamerValueLoss(critic, gamma=recipe.gamma)
-    loss = DreamerV1Loss(model_loss, actor_loss, value_loss, recipe.reward_scale).to(device)
-    acting = TensorDictSequential(
-        TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
-        TensorDictModule(posterior, ["belief", "encoded_latents"], ["_", "_", "state"]),
-        actor,
-        spaces.noise(recipe.exploration_noise).to(device),
-        TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "_", ("next", "belief")]),
-    )
-    let_act(loss, acting)
-    return loss
+    return model_loss
 
 
 class DreamerV1Player(WorldModelPlayer):
@@ -180,10 +205,23 @@ class DreamerV1Player(WorldModelPlayer):
     draws = staticmethod(torch.randn)
 
     def __init__(
-        self, network: ActingNetwork, recipe: DreamerV1Config, spaces: parts.Spaces, **how: Any
+        self,
+        network: ActingNetwork,
+        recipe: DreamerV1Config,
+        spaces: parts.Spaces,
+        *,
+        on_adoption: str | None = None,
+        deterministic: bool = False,
     ) -> None:
-        widths = recipe.state, recipe.belief
-        super().__init__(network, spaces, noise=(recipe.state,), widths=widths, **how)
+        super().__init__(
+            network,
+            spaces,
+            noise=(recipe.state,),
+            widths=(recipe.state, recipe.belief),
+            window=recipe.window,
+            on_adoption=on_adoption,
+            deterministic=deterministic,
+        )
 
     def seen(
         self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
@@ -213,9 +251,14 @@ class DreamerV1Player(WorldModelPlayer):
 
 def make_actor(recipe: DreamerV1Config, spaces: parts.Spaces) -> ProbabilisticTensorDictSequential:
     low, high = spaces.bounds()
-    deviation = {"std_bias": recipe.actor_std, "std_min_val": recipe.actor_least_std}
-    net = modules.DreamerActor(spaces.actions, recipe.depth, recipe.cells, **deviation)
-    return ProbabilisticTensorDictSequential(
+    net = modules.DreamerActor(
+        spaces.actions,
+        recipe.depth,
+        recipe.cells,
+        std_bias=recipe.actor_std,
+        std_min_val=recipe.actor_least_std,
+    )
+    actor = ProbabilisticTensorDictSequential(
         TensorDictModule(net, IMAGINED, ["loc", "scale"]),
         ProbabilisticTensorDictModule(
             ["loc", "scale"],
@@ -225,6 +268,14 @@ def make_actor(recipe: DreamerV1Config, spaces: parts.Spaces) -> ProbabilisticTe
             distribution_kwargs={"low": low, "high": high, "tanh_loc": True},
         ),
     )
+
+    # TorchRL's network gets its shapes, and so its weights, when it is called first.
+    device = next(actor.parameters()).device
+    with torch.no_grad():
+        state = torch.zeros(1, recipe.state, device=device)
+        belief = torch.zeros(1, recipe.belief, device=device)
+        actor(TensorDict({"state": state, "belief": belief}, [1]))
+    return actor
 
 
 def acting(run: parts.Run[DreamerV1Config], deterministic: bool) -> parts.Acting:

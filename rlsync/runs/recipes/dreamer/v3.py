@@ -6,7 +6,7 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from tensordict.nn import (
@@ -56,8 +56,7 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     network = loss.actor_network
-    adopts: dict[str, Any] = {"on_adoption": recipe.on_adoption, "window": recipe.window}
-    player = DreamerV3Player(network, recipe, run.spaces, **adopts)
+    player = DreamerV3Player(network, recipe, run.spaces, on_adoption=recipe.on_adoption)
     with parts.started_collector(run, player, random_frames=recipe.pace.prefill) as collector:
         optimizer = DreamerV3Optimizer(
             loss.parameters(), lr=recipe.lr, agc=recipe.clip_norm, warmup_steps=recipe.warmup_steps
@@ -70,7 +69,9 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
             compile_train_step=False,  # on two cores it takes minutes and gains nothing
             cudagraph=False,
         )
-        trainer = make_trainer(run, collector, loss, optimizer, player.widths, stepper)
+        trainer = make_trainer(
+            run, collector, loss, optimizer, widths=player.widths, stepper=stepper
+        )
         pure.PureStepper(lambda: pure_update(loss, optimizer, target)).register(trainer)
         greedy = DreamerV3Player(network, recipe, run.spaces, deterministic=True)
         parts.register_with_evaluations(trainer, run, greedy)
@@ -91,76 +92,46 @@ class SymexpMLP(modules.DreamerV3MLP):
         return modules.symexp(super().forward(*inputs))
 
 
+class Networks(NamedTuple):
+    """What the losses share, in the order in which initial weights are drawn."""
+
+    encoder: nn.Module
+    decoder: nn.Module
+    prior: ScaledPrior
+    posterior: modules.RSSMPosteriorV3
+    ends: nn.Module  # says the logit of the probability that an episode goes on
+    reward: nn.Module
+    value: nn.Module
+    actor: ProbabilisticTensorDictSequential
+    mean: nn.Module  # of what a head of bins says
+
+
 def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV3Loss:
     """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
-    width = recipe.categoricals * recipe.classes
-    features = width + recipe.belief
-    sizes = {
-        "hidden_dim": recipe.cells,
-        "rnn_hidden_dim": recipe.belief,
-        "num_categoricals": recipe.categoricals,
-        "num_classes": recipe.classes,
-        "unimix": recipe.unimix,
-    }
+    networks = make_networks(recipe, spaces)
+    mean = networks.mean
+    model_loss = make_model_loss(networks, recipe, spaces)
 
-    def head(outputs: int, outscale: float = 1.0) -> modules.DreamerV3MLP:
-        return modules.DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
-
-    encoder, embedding, decoder = make_eyes(recipe, spaces, features)
-    bounds = None if spaces.discrete else spaces.bounds()
-    prior = ScaledPrior(spaces.actions, bounds, num_blocks=1, prior_num_layers=1, **sizes)
-    posterior = modules.RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
-    ends = head(1)
-    reward = head(recipe.bins, 0.0)
-    value = head(recipe.bins, 0.0)
-    actor = make_actor(recipe, spaces, features)
-    mean = modules.SymExpTwoHot(recipe.bins)  # of what a head of bins says
-    world_model = TensorDictSequential(
-        TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
-        modules.RSSMRolloutV3(
-            TensorDictModule(
-                prior,
-                ["state", "belief", "action"],
-                [("next", "prior_logits"), ("next", "state"), ("next", "belief")],
-            ),
-            TensorDictModule(
-                posterior,
-                [("next", "belief"), ("next", "encoded_latents")],
-                [("next", "posterior_logits"), ("next", "state")],
-            ),
-        ),
-        TensorDictModule(decoder, REPLAYED, [("next", "reco_pixels")]),
-        TensorDictModule(reward, REPLAYED, [("next", "reward_logits")]),
-        TensorDictModule(mean, [("next", "reward_logits")], [("next", "reward")]),
-        TensorDictModule(ends, REPLAYED, [("next", "continue_pred")]),
+    # The actor imagines with the prior, and without a decoder: it never sees an observation.
+    transition = TensorDictModule(
+        networks.prior, ["state", "belief", "action"], ["_", "state", "belief"]
     )
-    model_loss = DreamerV3ModelLoss(
-        world_model,
-        lambda_continue=1.0,
-        kl_mode="separate",
-        unimix=recipe.unimix,
-        free_bits=recipe.free_nats,
-        num_reward_bins=recipe.bins,
-        detach_output=False,
-        reco_symlog=spaces.picture is None,  # pixels are compared as they are, from 0 to 1
-    )
-    model_loss.set_keys(pixels="observation")
-    transition = TensorDictModule(prior, ["state", "belief", "action"], ["_", "state", "belief"])
     rewards = TensorDictSequential(
-        TensorDictModule(reward, IMAGINED, ["reward_logits"]),
+        TensorDictModule(networks.reward, IMAGINED, ["reward_logits"]),
         TensorDictModule(mean, ["reward_logits"], ["reward"]),
     )
+    width = recipe.categoricals * recipe.classes
     imagined = imagined_env(transition, rewards, width, recipe, spaces)
     critic = TensorDictSequential(
-        TensorDictModule(value, IMAGINED, ["state_value_logits"]),
+        TensorDictModule(networks.value, IMAGINED, ["state_value_logits"]),
         TensorDictModule(mean, ["state_value_logits"], ["state_value"]),
     )
     actor_loss = DreamerV3ActorLoss(
-        actor,
+        networks.actor,
         critic,
         imagined,
         continuation_model=TensorDictSequential(
-            TensorDictModule(ends, IMAGINED, ["continue_pred"]),
+            TensorDictModule(networks.ends, IMAGINED, ["continue_pred"]),
             TensorDictModule(nn.Sigmoid(), ["continue_pred"], ["continuation"]),
         ),
         imagination_horizon=recipe.horizon,
@@ -176,13 +147,90 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         slow_critic_regularization=1.0,
     )
     value_loss.set_keys(value_logits="state_value_logits")
-    losses = (model_loss, actor_loss, value_loss)
-    horizon = 1 / (1 - recipe.gamma)
-    loss = DreamerV3Loss(*losses, continuation_horizon=horizon, lmbda=recipe.gae_lambda).to(device)
-    seen = TensorDictModule(encoder, ["observation"], ["encoded_latents"])
-    model = modules.RSSMStateEstimatorV3(prior, posterior)
-    let_act(loss, TensorDictSequential(seen, model, actor))
+    loss = DreamerV3Loss(
+        model_loss,
+        actor_loss,
+        value_loss,
+        continuation_horizon=1 / (1 - recipe.gamma),
+        lmbda=recipe.gae_lambda,
+    ).to(device)
+
+    # Workers act with the learner's own modules: encoder, prior and posterior, actor.
+    encode = TensorDictModule(networks.encoder, ["observation"], ["encoded_latents"])
+    model = modules.RSSMStateEstimatorV3(networks.prior, networks.posterior)
+    let_act(loss, TensorDictSequential(encode, model, networks.actor))
     return loss
+
+
+def make_networks(recipe: DreamerV3Config, spaces: Spaces) -> Networks:
+    features = recipe.categoricals * recipe.classes + recipe.belief
+    sizes = {
+        "hidden_dim": recipe.cells,
+        "rnn_hidden_dim": recipe.belief,
+        "num_categoricals": recipe.categoricals,
+        "num_classes": recipe.classes,
+        "unimix": recipe.unimix,
+    }
+
+    def head(outputs: int, outscale: float = 1.0) -> modules.DreamerV3MLP:
+        return modules.DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
+
+    encoder, embedding, decoder = make_eyes(recipe, spaces, features)
+    if spaces.discrete:
+        bounds = None
+    else:
+        bounds = spaces.bounds()
+    return Networks(
+        encoder=encoder,
+        decoder=decoder,
+        prior=ScaledPrior(spaces.actions, bounds, num_blocks=1, prior_num_layers=1, **sizes),
+        posterior=modules.RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes),
+        ends=head(1),
+        # Rewards and values begin at zero.
+        reward=head(recipe.bins, 0.0),
+        value=head(recipe.bins, 0.0),
+        actor=make_actor(recipe, spaces, features),
+        mean=modules.SymExpTwoHot(recipe.bins),
+    )
+
+
+def make_model_loss(
+    networks: Networks, recipe: DreamerV3Config, spaces: Spaces
+) -> DreamerV3ModelLoss:
+    """The loss of the world model: of decoder, rewards and ends, and of prior and posterior, each way."""
+    world_model = TensorDictSequential(
+        TensorDictModule(
+            networks.encoder, [("next", "observation")], [("next", "encoded_latents")]
+        ),
+        modules.RSSMRolloutV3(
+            TensorDictModule(
+                networks.prior,
+                ["state", "belief", "action"],
+                [("next", "prior_logits"), ("next", "state"), ("next", "belief")],
+            ),
+            TensorDictModule(
+                networks.posterior,
+                [("next", "belief"), ("next", "encoded_latents")],
+                [("next", "posterior_logits"), ("next", "state")],
+            ),
+        ),
+        TensorDictModule(networks.decoder, REPLAYED, [("next", "reco_pixels")]),
+        TensorDictModule(networks.reward, REPLAYED, [("next", "reward_logits")]),
+        TensorDictModule(networks.mean, [("next", "reward_logits")], [("next", "reward")]),
+        TensorDictModule(networks.ends, REPLAYED, [("next", "continue_pred")]),
+    )
+    model_loss = DreamerV3ModelLoss(
+        world_model,
+        lambda_continue=1.0,
+        kl_mode="separate",
+        unimix=recipe.unimix,
+        free_bits=recipe.free_nats,
+        num_reward_bins=recipe.bins,
+        detach_output=False,
+        reco_symlog=spaces.picture is None,  # pixels are compared as they are, from 0 to 1
+    )
+    model_loss.set_keys(pixels="observation")
+    return model_loss
 
 
 class DreamerV3Player(WorldModelPlayer):
@@ -191,10 +239,23 @@ class DreamerV3Player(WorldModelPlayer):
     draws = staticmethod(torch.rand)
 
     def __init__(
-        self, network: ActingNetwork, recipe: DreamerV3Config, spaces: Spaces, **how: Any
+        self,
+        network: ActingNetwork,
+        recipe: DreamerV3Config,
+        spaces: Spaces,
+        *,
+        on_adoption: str | None = None,
+        deterministic: bool = False,
     ) -> None:
-        widths = recipe.categoricals * recipe.classes, recipe.belief
-        super().__init__(network, spaces, noise=(recipe.categoricals,), widths=widths, **how)
+        super().__init__(
+            network,
+            spaces,
+            noise=(recipe.categoricals,),
+            widths=(recipe.categoricals * recipe.classes, recipe.belief),
+            window=recipe.window,
+            on_adoption=on_adoption,
+            deterministic=deterministic,
+        )
 
     def seen(
         self, observation: Tensor, before: State, begins: Tensor, noise: Tensor
@@ -207,21 +268,24 @@ class DreamerV3Player(WorldModelPlayer):
         encoded = encoder.module(observation)
         logits = posterior.obs_rnn_to_post_projector(torch.cat([belief, encoded], -1))
         if self.soft:
-            return logits.unflatten(-1, (-1, posterior.num_classes)).softmax(-1).flatten(-2), belief
+            probs = logits.unflatten(-1, (-1, posterior.num_classes)).softmax(-1)
+            return probs.flatten(-2), belief
         return drawn_state(posterior, logits, noise), belief
 
     def chosen(self, state: Tensor, belief: Tensor, generator: Generator) -> Tensor:
         net, *spread, _ = self.parts[-1]
-        said = net.module(state, belief)
+        outputs = net.module(state, belief)
         if isinstance(self.actions, BoxActions):
-            loc, scale = spread[0].module(said)
-            return squashed(loc, None if self.deterministic else scale, self.actions, generator)
+            loc, scale = spread[0].module(outputs)
+            if self.deterministic:
+                scale = None
+            return squashed(loc, scale, self.actions, generator)
         if self.soft:
-            return said.softmax(-1)
+            return outputs.softmax(-1)
         if self.deterministic:
-            choice = said.argmax(-1)
+            choice = outputs.argmax(-1)
         else:
-            choice = torch.multinomial(said.softmax(-1), 1, generator=generator).squeeze(-1)
+            choice = torch.multinomial(outputs.softmax(-1), 1, generator=generator).squeeze(-1)
         return nn.functional.one_hot(choice, self.actions.n).to(state.dtype)
 
 
@@ -231,11 +295,8 @@ def make_eyes(
     """Encoder, width of its output, decoder. Pictures stay uint8 until TorchRL's own encoder and loss."""
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
-        return (
-            encoder,
-            recipe.cells,
-            SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0),
-        )
+        decoder = SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
+        return encoder, recipe.cells, decoder
     eye = modules.DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
     decoder = modules.DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
     return eye, eye.output_features(spaces.picture), decoder
@@ -246,9 +307,12 @@ def make_actor(
 ) -> ProbabilisticTensorDictSequential:
     """What chooses an action from a state: one of n, or numbers within their bounds."""
     if spaces.discrete:
-        sizes = {"depth": recipe.depth, "num_cells": recipe.cells}
         return modules.DreamerV3DiscreteActor(
-            features, spaces.actions, unimix=recipe.unimix, **sizes
+            features,
+            spaces.actions,
+            depth=recipe.depth,
+            num_cells=recipe.cells,
+            unimix=recipe.unimix,
         )
     low, high = spaces.bounds()
     net = modules.DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)

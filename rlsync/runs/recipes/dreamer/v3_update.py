@@ -6,21 +6,23 @@ Shapes: N imagined episodes, one from each replayed row, of H steps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictSequential
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn.functional import linear, one_hot
-from torchrl.modules import RSSMRolloutV3
+from torchrl.modules import RSSMPosteriorV3, RSSMPriorV3, RSSMRolloutV3
 from torchrl.modules.distributions.utils import rsample_and_log_prob
 from torchrl.objectives import DreamerV3Loss, SoftUpdate
 from torchrl.objectives.utils import hold_out_net
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
 from rlsync.runs.recipes import pure
+from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
 
 
 def pure_update(
@@ -31,6 +33,14 @@ def pure_update(
     return pure.Update(
         (loss,), (pure.Phase(optimizer, _Losses(loss), clips=False),), keys, after=target.step
     )
+
+
+class Imagined(NamedTuple):
+    """H steps of N episodes, each of which begins in a replayed state."""
+
+    states: Tensor  # [H + 1, N, *]
+    beliefs: Tensor  # [H + 1, N, *]
+    actions: Tensor  # [H, N, *]
 
 
 class _Losses:
@@ -46,77 +56,113 @@ class _Losses:
         self.model = copy.copy(loss.model_loss)
         self.model._modules = {**self.model._modules, "world_model": model}
         self.prior = rollout.rssm_prior.module
-        _, self.reward, self.mean, self.ends = (head.module for head in heads)
+        _, reward, mean, ends = heads
+        self.reward = reward.module
+        self.mean = mean.module
+        self.ends = ends.module
         self.value = self.actor.value_model[0].module
         self.policy, *self.spread, self.draw = self.actor.actor_model
 
     def __call__(self, b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
-        losses, after = self.model(TensorDict(dict(b), b["is_init"].shape[:2]))
-        again = after["next"].select("state", "belief")
-        begin = again.detach().flatten(0, 1)
-        returns, found = self.of_imagined(begin["state"], begin["belief"])
-        again["bootstrap"] = returns[0].view(again.shape)
-        again["next"] = b["next"]
-        horizon = self.loss.continuation_horizon
-        lmbda = self.loss.lmbda
-        missed = self.critic.replay_value_loss(again, horizon=horizon, lmbda=lmbda)[
-            "loss_replay_value"
-        ]
-        found |= {
-            "loss_replay_value": self.loss.replay_value_loss_weight * missed,
-            "replay_value": missed,
-        }
-        return {name: loss.squeeze() for name, loss in losses.items()} | found
+        # The world model explains the replayed sequences.
+        model_losses, after = self.model(TensorDict(dict(b), b["is_init"].shape[:2]))
+
+        # From each state in them an episode is imagined, of which actor and critic learn.
+        replayed = after["next"].select("state", "belief")
+        begin = replayed.detach().flatten(0, 1)
+        returns, losses = self.of_imagined(begin["state"], begin["belief"])
+
+        # The critic learns of the replayed rewards, too; imagined returns stand where a sequence ends.
+        replayed["bootstrap"] = returns[0].view(replayed.shape)
+        replayed["next"] = b["next"]
+        replay_value = self.critic.replay_value_loss(
+            replayed, horizon=self.loss.continuation_horizon, lmbda=self.loss.lmbda
+        )["loss_replay_value"]
+        losses["loss_replay_value"] = self.loss.replay_value_loss_weight * replay_value
+        losses["replay_value"] = replay_value
+        return {name: loss.squeeze() for name, loss in model_losses.items()} | losses
 
     def of_imagined(self, state: Tensor, belief: Tensor) -> tuple[Tensor, pure.Found]:
         """Returns ``[H, N, 1]`` of what begins in states ``[N, *]``, and the losses of actor and critic."""
         actor = self.actor
-        critic = self.critic
-        reinforce = self.actor.use_reinforce
+        reinforce = actor.use_reinforce
+        values = None
         with hold_out_net(actor.model_based_env), hold_out_net(self.value), hold_out_net(self.ends):
+            # By REINFORCE no gradient goes through what is imagined.
             with torch.set_grad_enabled(not reinforce):
-                states, beliefs, actions = self.imagined(state, belief)
-                features = torch.cat([states, beliefs], -1)
+                steps = self.imagined(state, belief)
+                features = torch.cat([steps.states, steps.beliefs], -1)
                 reward = self.mean(self.reward(features[1:]))
                 goes_on = self.ends(features).sigmoid()
-                values = None if reinforce else self.mean(self.value(features))
+                if not reinforce:
+                    values = self.mean(self.value(features))
         features = features.detach()
         logits = self.value(features)
-        values = self.mean(logits.detach()) if values is None else values
-        by_time = (each[-len(reward) :].transpose(0, 1) for each in (reward, values, goes_on))
-        gain = returns = actor.lambda_target(*by_time).transpose(0, 1)
+        if values is None:
+            values = self.mean(logits.detach())
+
+        # R[t] = r[t] + gamma c[t + 1] ((1 - lambda) v[t + 1] + lambda R[t + 1]), and R[H] = v[H]
+        returns = actor.lambda_target(
+            reward.transpose(0, 1),
+            values[-len(reward) :].transpose(0, 1),
+            goes_on[-len(reward) :].transpose(0, 1),
+        ).transpose(0, 1)
+
+        # A step counts as much as it is likely to be reached, discounted.
+        gamma = actor.value_estimator.gamma
+        weight = torch.cat([goes_on[:1], gamma * goes_on[1:-1]]).cumprod(0).detach()
+        losses = self.actor_losses(steps, returns, values, weight)
+        losses["continuation_mean"] = goes_on[1:].mean()
+        losses |= self.critic_losses(features, logits, returns, weight)
+        return returns.detach(), losses
+
+    def actor_losses(
+        self, steps: Imagined, returns: Tensor, values: Tensor, weight: Tensor
+    ) -> pure.Found:
+        """-w (sg((R - v) / S) ln pi(a|s) + eta H), or where the gradient goes through the model w (-R / S).
+
+        S is the spread of returns, from the 5th to the 95th percentile.
+        """
+        actor = self.actor
         if actor.training:
             actor.retnorm.update(returns)
         scale = actor.retnorm.scale().squeeze(-1)
-        gamma = actor.value_estimator.gamma
-        weight = torch.cat([goes_on[:1], gamma * goes_on[1:-1]]).cumprod(0).detach()
-        acting = self.acting(*(each[:-1].detach().transpose(0, 1) for each in (states, beliefs)))
-        if reinforce:
-            entropy = acting.entropy()
-            log_prob = acting.log_prob(actions.transpose(0, 1))
+        chosen_from = self.acting(
+            steps.states[:-1].detach().transpose(0, 1), steps.beliefs[:-1].detach().transpose(0, 1)
+        )
+        if actor.use_reinforce:
+            entropy = chosen_from.entropy()
+            log_prob = chosen_from.log_prob(steps.actions.transpose(0, 1))
             gain = log_prob.T.unsqueeze(-1) * (returns - values[:-1])
         else:
-            entropy = -rsample_and_log_prob(acting)[1]
+            entropy = -rsample_and_log_prob(chosen_from)[1]
+            gain = returns
         entropy = (weight * entropy.T.unsqueeze(-1)).mean()
-        net = critic.value_model
-        params = critic.target_value_model_params
-        with torch.no_grad(), params.to_module(net, preserve_module_state=False):
-            slow = self.mean(net[0].module(features[:-1]))
-        errors = self.errors(logits[:-1], torch.cat([returns.detach(), slow], -1))
-        missed, missed_slow = (weight * errors).mean((0, 1))
-        return returns.detach(), {
+        return {
             "loss_actor": -(weight * gain / scale).mean() - actor.entropy_bonus * entropy,
             "actor_entropy": entropy,
             "return_low": actor.return_low.clone(),
             "return_high": actor.return_high.clone(),
             "return_scale": scale,
-            "continuation_mean": goes_on[1:].mean(),
-            "loss_value": missed + critic.slow_critic_regularization * missed_slow,
-            "value_slow_loss": missed_slow,
         }
 
-    def imagined(self, state: Tensor, belief: Tensor) -> list[Tensor]:
-        """States and beliefs ``[H + 1, N, *]``, from the given ones on, and actions ``[H, N, *]``."""
+    def critic_losses(
+        self, features: Tensor, logits: Tensor, returns: Tensor, weight: Tensor
+    ) -> pure.Found:
+        """Cross entropies of the critic's bins and the returns, and of what the slow critic says."""
+        net = self.critic.value_model
+        params = self.critic.target_value_model_params
+        with torch.no_grad(), params.to_module(net, preserve_module_state=False):
+            slow = self.mean(net[0].module(features[:-1]))
+        errors = self.errors(logits[:-1], torch.cat([returns.detach(), slow], -1))
+        of_returns, of_slow = (weight * errors).mean((0, 1))
+        return {
+            "loss_value": of_returns + self.critic.slow_critic_regularization * of_slow,
+            "value_slow_loss": of_slow,
+        }
+
+    def imagined(self, state: Tensor, belief: Tensor) -> Imagined:
+        """What follows states ``[N, *]`` by the prior and the actor."""
         prior = self.prior
         states = [state]
         beliefs = [belief]
@@ -124,8 +170,8 @@ class _Losses:
         for _ in range(self.actor.imagination_horizon):
             if self.actor.use_reinforce:  # as the distribution draws, which is slow to make
                 probs = self.policy.module(state, belief).softmax(-1)
-                chosen = torch.multinomial(probs, 1, True).squeeze(-1)
-                actions.append(one_hot(chosen, probs.shape[-1]).to(state.dtype))
+                choice = torch.multinomial(probs, 1, True).squeeze(-1)
+                actions.append(one_hot(choice, probs.shape[-1]).to(state.dtype))
             else:
                 actions.append(self.acting(state, belief).rsample())
             belief = next_belief(prior.rnn, state, belief, action_features(prior, actions[-1]))
@@ -133,11 +179,12 @@ class _Losses:
             state = drawn_state(prior, prior.rnn_to_prior_projector(belief), uniform)
             states.append(state)
             beliefs.append(belief)
-        return [torch.stack(each) for each in (states, beliefs, actions)]
+        return Imagined(torch.stack(states), torch.stack(beliefs), torch.stack(actions))
 
-    def acting(self, state: Tensor, belief: Tensor) -> Any:
-        out = self.policy.module(state, belief)
-        outputs = self.spread[0].module(out) if self.spread else (out,)
+    def acting(self, state: Tensor, belief: Tensor) -> Distribution:
+        outputs: Any = (self.policy.module(state, belief),)
+        if self.spread:
+            outputs = self.spread[0].module(*outputs)
         return self.draw.distribution_class(*outputs, **self.draw.distribution_kwargs)
 
     def errors(self, logits: Tensor, goals: Tensor) -> Tensor:
@@ -156,35 +203,56 @@ class RSSMUnroll(RSSMRolloutV3):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         prior = self.rssm_prior.module
         posterior = self.rssm_posterior.module
-        seen = tensordict["next", "encoded_latents"]
-        action = tensordict["action"]
-        kept = (~tensordict["is_init"]).to(seen.dtype)
-        of_actions = action_features(prior, action * kept).unbind(1)
+        # The posterior's first layer is a sum of two: of the belief, and of the observation.
         first, norm, activation, last = posterior.obs_rnn_to_post_projector
-        of_belief, of_seen = first.weight.tensor_split([prior.rnn_hidden_dim], 1)
-        of_seen = linear(seen, of_seen, first.bias).unbind(1)
-        # The first of two is for a state of the prior, which TorchRL draws and throws away.
-        uniform = torch.rand(
-            len(of_seen), 2, len(seen), prior.num_categoricals, device=seen.device
-        )[:, 1]
+        of_belief, of_observation = first.weight.tensor_split([prior.rnn_hidden_dim], 1)
+
         state = tensordict["state"][:, 0]
         belief = tensordict["belief"][:, 0]
         steps = []
-        for keep, of_action, share, draw in zip(
-            kept.unbind(1), of_actions, of_seen, uniform, strict=True
-        ):
-            belief = next_belief(prior.rnn, state * keep, belief * keep, of_action)
+        by_step = self._by_step(tensordict, of_observation, first.bias)
+        for share, carries, features, uniform in by_step:
+            belief = next_belief(prior.rnn, state * carries, belief * carries, features)
             logits = last(activation(norm(torch.addmm(share, belief, of_belief.T))))
-            state = drawn_state(posterior, logits, draw)
+            state = drawn_state(posterior, logits, uniform)
             steps.append((logits, state, belief))
-        logits, state, belief = (torch.stack(each, 1) for each in zip(*steps, strict=True))
-        made = {"posterior_logits": logits, "prior_logits": prior.rnn_to_prior_projector(belief)}
-        made = {name: each.unflatten(-1, (-1, prior.num_classes)) for name, each in made.items()}
-        tensordict["next"].update(made | {"state": state, "belief": belief})
+        return self._with_steps(tensordict, steps)
+
+    def _by_step(
+        self, tensordict: TensorDictBase, weight: Tensor, bias: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """What does not depend on the step before, of each step, ``[B, *]``.
+
+        The observation's share, a mask that is 0 where an episode begins, features of the action, and random
+        numbers.
+        """
+        prior = self.rssm_prior.module
+        encoded = tensordict["next", "encoded_latents"]
+        carries = (~tensordict["is_init"]).to(encoded.dtype)
+        features = action_features(prior, tensordict["action"] * carries)
+        shares = linear(encoded, weight, bias)
+        batch, steps = shares.shape[:2]
+        # The first of two is for a state of the prior, which TorchRL draws and throws away.
+        uniform = torch.rand(steps, 2, batch, prior.num_categoricals, device=encoded.device)[:, 1]
+        return zip(shares.unbind(1), carries.unbind(1), features.unbind(1), uniform, strict=True)
+
+    def _with_steps(
+        self, tensordict: TensorDictBase, steps: Sequence[tuple[Tensor, Tensor, Tensor]]
+    ) -> TensorDictBase:
+        prior = self.rssm_prior.module
+        logits, state, belief = (torch.stack(part, 1) for part in zip(*steps, strict=True))
+        shape = (-1, prior.num_classes)
+        after = {
+            "posterior_logits": logits.unflatten(-1, shape),
+            "prior_logits": prior.rnn_to_prior_projector(belief).unflatten(-1, shape),
+            "state": state,
+            "belief": belief,
+        }
+        tensordict["next"].update(after)
         return tensordict
 
 
-def action_features(prior: Any, action: Tensor) -> Tensor:
+def action_features(prior: ScaledPrior, action: Tensor) -> Tensor:
     scaled = prior.scaled(action)
     features: Tensor = prior.rnn.action_projection(scaled / scaled.detach().abs().clamp_min(1))
     return features
@@ -192,15 +260,16 @@ def action_features(prior: Any, action: Tensor) -> Tensor:
 
 def next_belief(rnn: Any, state: Tensor, belief: Tensor, of_action: Tensor) -> Tensor:
     blocks, norm, activation = rnn.hidden_layers
-    x = torch.cat(
+    inputs = torch.cat(
         [belief, rnn.belief_projection(belief), rnn.state_projection(state), of_action], -1
     )
-    x = activation(norm(torch.addmm(blocks.bias, x, blocks.weight[0])))
-    reset, candidate, update = torch.addmm(rnn.gates.bias, x, rnn.gates.weight[0]).chunk(3, -1)
+    hidden = activation(norm(torch.addmm(blocks.bias, inputs, blocks.weight[0])))
+    gates = torch.addmm(rnn.gates.bias, hidden, rnn.gates.weight[0])
+    reset, candidate, update = gates.chunk(3, -1)
     return torch.lerp(belief, (reset.sigmoid() * candidate).tanh(), (update - 1).sigmoid())
 
 
-def drawn_state(net: Any, logits: Tensor, uniform: Tensor) -> Tensor:
+def drawn_state(net: RSSMPriorV3 | RSSMPosteriorV3, logits: Tensor, uniform: Tensor) -> Tensor:
     """One-hot draws, with the gradient of their probabilities."""
     unimix = net.unimix
     classes = net.num_classes

@@ -28,24 +28,25 @@ from rlsync.runs.recipes.trainer import annealing, trainer_settings
 from rlsync.torchrl_plugin.compat.trainers import replace_component
 
 
-def replay_buffer(run: Run[Any], sampler: Sampler) -> RowBuffer:
+def replay_buffer(run: Run[ReplayConfig], sampler: Sampler) -> RowBuffer:
     """The replay buffer that the config describes, on the learner's device: frames move there."""
-    recipe: ReplayConfig = run.recipe
+    recipe = run.recipe
     storage = LazyTensorStorage(recipe.buffer_frames, device=run.device)
     return RowBuffer(storage=storage, sampler=sampler, batch_size=recipe.frames_in_an_update())
 
 
 def paced_trainer(
-    run: Run[Any],
+    run: Run[ReplayConfig],
     collector: BaseCollector,
     loss: LossModule,
     memory: Memory,
+    *,
     optimizer: optim.Optimizer | None = None,
     stepper: OptimizationStepper | None = None,
     target: TargetNetUpdater | None = None,
 ) -> Trainer:
     """A trainer that stores and draws by ``memory``; the recipe registers the hooks that publish."""
-    recipe: ReplayConfig = run.recipe
+    recipe = run.recipe
     trainer = Trainer(
         **trainer_settings(run),
         collector=collector,
@@ -62,25 +63,26 @@ def paced_trainer(
         replace_component(trainer.checkpoint, "replay_buffer", Component())
     memory.register(trainer)
     KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed).register(trainer)
-    scheduler = None if optimizer is None else annealing(run, optimizer)
-    if scheduler is not None:
-        LRSchedulerHook(scheduler).register(trainer)
+    if optimizer is not None:
+        scheduler = annealing(run, optimizer)
+        if scheduler is not None:
+            LRSchedulerHook(scheduler).register(trainer)
     return trainer
 
 
 def make_trainer(
-    run: Run[Any],
+    run: Run[OffPolicyConfig],
     collector: BaseCollector,
     loss: LossModule,
     target: TargetNetUpdater | None,
     optimizer: optim.Optimizer | None = None,
-    stepper: OptimizationStepper | None = None,
     *,
+    stepper: OptimizationStepper | None = None,
     squared_errors: bool = True,
     moved_by_recipe: bool = False,
 ) -> Trainer:
     """A :func:`paced_trainer` of a :class:`StepMemory`. Call ``register_with_evaluations`` last."""
-    recipe: OffPolicyConfig = run.recipe
+    recipe = run.recipe
     prioritized = None
     if recipe.prioritized:
         prioritized = PrioritizedRows(
@@ -88,7 +90,9 @@ def make_trainer(
         )
     buffer = replay_buffer(run, prioritized or RandomSampler())
     memory = StepMemory(buffer, recipe.gamma, recipe.n_step, squared_errors=squared_errors)
-    trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper, target)
+    trainer = paced_trainer(
+        run, collector, loss, memory, optimizer=optimizer, stepper=stepper, target=target
+    )
     if prioritized is not None:
         memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))
     if recipe.normalize.observations or recipe.normalize.rewards:
