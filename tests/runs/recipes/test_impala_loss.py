@@ -152,8 +152,8 @@ def test_off_policy_its_gradient_is_the_one_that_v_trace_s_definition_gives(head
         batch["reward"],
         value[:-1].detach(),
         value[1:].detach(),
-        batch["terminated"],
-        batch["truncated"],
+        terminated=batch["terminated"],
+        truncated=batch["truncated"],
         **options,
     )
     expected = (-log_prob * advantages + 0.25 * (targets - value[:-1]).square()).mean()

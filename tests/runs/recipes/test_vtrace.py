@@ -72,8 +72,8 @@ def test_targets_and_advantages_are_those_of_the_reference(case: dict[str, Any])
         doubles(case["reward"]),
         doubles(case["V"]),
         doubles(case["V_next"]),
-        doubles(case["terminated"]).bool(),
-        doubles(case["truncated"]).bool(),
+        terminated=doubles(case["terminated"]).bool(),
+        truncated=doubles(case["truncated"]).bool(),
         gamma=case["gamma"],
         **case["params"],
     )
@@ -98,8 +98,8 @@ def test_a_trust_region_decides_and_corrects_as_the_reference_does(number: int) 
         doubles(case["reward"]),
         value,
         torch.cat([value[1:], doubles([case["bootstrap"]])]),
-        never(len(value)),
-        never(len(value)),
+        terminated=never(len(value)),
+        truncated=never(len(value)),
         gamma=case["gamma"],
         trust=trust,
     )

@@ -21,8 +21,8 @@ from torchrl.objectives import DreamerV3Loss, SoftUpdate
 from torchrl.objectives.utils import hold_out_net
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
+from rlsync.runs.compat.dreamer import ScaledPrior
 from rlsync.runs.recipes import pure
-from rlsync.torchrl_plugin.compat.dreamer import ScaledPrior
 
 
 def pure_update(

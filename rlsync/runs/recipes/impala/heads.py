@@ -259,8 +259,9 @@ def head_for(actions: ActionSpec) -> PolicyHead:
 
 
 def _log_probs(logits: Tensor) -> Tensor:
-    wider = logits if logits.dtype == torch.float32 else wide(logits)[0]
-    return wider.log_softmax(-1)
+    if logits.dtype != torch.float32:
+        logits = wide(logits)[0]
+    return logits.log_softmax(-1)
 
 
 def _picked(log_probs: Tensor, action: Tensor) -> Tensor:

@@ -45,12 +45,12 @@ class Pixels(nn.Module):
         self.mean.add_(share * error)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        made = pixels / _unit(pixels)
+        numbers = pixels / _unit(pixels)
         if self.normalize:  # in place: an unroll's floats are many, and new memory is slow
-            made = made.sub_(self.mean).mul_((self.variance + 1e-5).rsqrt()).clamp_(-5, 5)
+            numbers.sub_(self.mean).mul_((self.variance + 1e-5).rsqrt()).clamp_(-5, 5)
         if self.channels_last:
-            return made.contiguous(memory_format=torch.channels_last)
-        return made
+            return numbers.contiguous(memory_format=torch.channels_last)
+        return numbers
 
 
 def _unit(pixels: Tensor) -> int:
@@ -80,7 +80,10 @@ def make_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Seq
     _check_torso(name, shape, hidden)
     if name == "mlp":
         return nn.Sequential(*_dense(int(shape[0]), hidden, nn.Tanh))
-    convolutions = (_shallow if name == "shallow" else _deep)(int(shape[0]))
+    if name == "shallow":
+        convolutions = _shallow(int(shape[0]))
+    else:
+        convolutions = _deep(int(shape[0]))
     body = nn.Sequential(*convolutions)
     device = next(body.parameters()).device
     try:
@@ -101,12 +104,13 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
         raise ConfigError(
             f"there is no torso {name!r}", "torso", f"give one of {', '.join(TORSOS)}"
         )
-    dims = 1 if name == "mlp" else 3
+    if name == "mlp":
+        dims = 1
+        takes = "vectors [features]"
+    else:
+        dims = 3
+        takes = "pixels [channels, height, width]"
     if len(shape) != dims:
-        if dims == 1:
-            takes = "vectors [features]"
-        else:
-            takes = "pixels [channels, height, width]"
         cure = "give 'mlp' for vectors, 'shallow' or 'deep' for pixels"
         raise ConfigError(
             f"the torso {name!r} takes {takes}", f"observation shape {list(shape)}", cure
@@ -118,7 +122,9 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
 
 def _shallow(channels: int) -> list[nn.Module]:
     convolutions = [
-        nn.Conv2d(*sizes) for sizes in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3))
+        nn.Conv2d(channels, 32, 8, stride=4),
+        nn.Conv2d(32, 64, 4, stride=2),
+        nn.Conv2d(64, 64, 3),
     ]
     layers: list[nn.Module] = []
     for convolution in convolutions:
@@ -173,12 +179,12 @@ class EpisodicLSTM(nn.Module):
 
     def forward(self, features: Tensor, is_init: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [T, N, units], and states [T, N, 2, units] (output and cell) without gradient."""
-        keep = (~is_init).to(features.dtype).unsqueeze(-1)
+        carries = (~is_init).to(features.dtype).unsqueeze(-1)
         h, c = state.unbind(1)
         outputs = []
         cells = []
-        for gates, kept in zip(self.inward(features).unbind(), keep.unbind(), strict=True):
-            h, c = self._cell(gates, h * kept, c * kept)
+        for gates, mask in zip(self.inward(features).unbind(), carries.unbind(), strict=True):
+            h, c = self._cell(gates, h * mask, c * mask)
             outputs.append(h)
             cells.append(c)
         stacked = torch.stack(outputs)
@@ -231,10 +237,12 @@ class _SplitPass(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         outs = ctx.outs
         ctx.outs = None
-        grads = grad.split([len(out) for out in outs])
+        grads = grad.split(list(map(len, outs)))
         parameters = [ctx.parameters] * len(outs)
-        found = _each(ctx.threads, torch.autograd.grad, outs, parameters, grads)
-        summed = [sum(later, first) for first, *later in zip(*found, strict=True)]
+        of_slices = _each(ctx.threads, torch.autograd.grad, outs, parameters, grads)
+        summed = []
+        for first, *later in zip(*of_slices, strict=True):
+            summed.append(sum(later, first))
         return (None, None, None, *summed)
 
 
@@ -244,7 +252,10 @@ def _each(threads: int, run: Callable[..., Any], *arguments: Sequence[Any]) -> l
     An error waits for all threads: one that works on a parameter holds a lock of torch and waits for
     Python's, and the next pass would hold Python's and wait for torch's, for ever.
     """
-    futures = [_pool(threads).submit(run, *each) for each in zip(*arguments, strict=True)]
+    pool = _pool(threads)
+    futures = []
+    for each in zip(*arguments, strict=True):
+        futures.append(pool.submit(run, *each))
     wait(futures)
     return [future.result() for future in futures]
 

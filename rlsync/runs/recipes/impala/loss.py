@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -16,6 +19,17 @@ from rlsync.runs.recipes.impala.network import Finals, ImpalaNet, ImpalaPlayer, 
 from rlsync.runs.recipes.impala.settings import LossSettings, Trust
 from rlsync.runs.recipes.impala.vtrace import vtrace_with
 from rlsync.runs.recipes.networks import wide
+
+
+class _Scored(NamedTuple):
+    """T steps of an unroll, ``[T, B, ...]``, as the network sees them now."""
+
+    params: Tensor  # of the policy
+    log_prob: Tensor  # log pi(a|s) of the actions that were taken
+    log_rho: Tensor  # less the one that the workers recorded; without gradient
+    entropy: Tensor
+    values: Tensor
+    next_values: Tensor  # without gradient
 
 
 class ImpalaLoss(LossModule):
@@ -113,44 +127,76 @@ class ImpalaLoss(LossModule):
         if not self._checked and not torch.compiler.is_compiling():
             check_batch(tensordict, self._player(), self._optional)
             self._checked = True
-        settings = self.settings
-        head = self.actor_network.head
-        index = _final_index(tensordict)
-        seen = self._unrolled(tensordict, self._finals(tensordict, index))
-        params = seen.params[:-1]
-        log_prob, entropy = head.score(params, tensordict.get(keys.ACTION))
+        scored = self._scored(tensordict)
+        trust, logged = _trust(
+            scored.params.detach(), tensordict, self.actor_network.head, self.settings
+        )
+        targets, advantages = self._vtrace(tensordict, scored, trust)
+        error = (targets - scored.values).square()
+        learned = error
+        if trust is not None:
+            learned = error * trust.accepted
+        losses = self._losses(
+            tensordict,
+            policy=-scored.log_prob * advantages,
+            baseline=0.5 * learned,
+            entropy=scored.entropy,
+        )
+        diagnostics = _diagnostics(
+            scored.log_rho, scored.entropy.detach(), targets, error.detach(), self.settings
+        )
+        return TensorDict(losses | logged | diagnostics)
+
+    def _scored(self, batch: TensorDictBase) -> _Scored:
+        """What the network says of the unroll now, beside what the workers recorded."""
+        index = _final_index(batch)
+        unrolled = self._unrolled(batch, self._finals(batch, index))
+        params = unrolled.params[:-1]
+        log_prob, entropy = self.actor_network.head.score(params, batch.get(keys.ACTION))
         log_prob, values, behaviour = wide(
-            log_prob, seen.value, tensordict.get(keys.BEHAVIOUR_LOG_PROB)
+            log_prob, unrolled.value, batch.get(keys.BEHAVIOUR_LOG_PROB)
         )
-        log_rho = log_prob.detach() - behaviour
-        trust, logged = _trust(params.detach(), tensordict, head, settings)
-        reward = tensordict.get(keys.REWARD)
-        targets, advantages = vtrace_with(
-            settings,
-            log_rho,
-            reward.clamp(-1.0, 1.0) if settings.reward_clipping == "clip" else reward,
-            values[:-1].detach(),
-            _next_values(values.detach(), seen.final_value, index),
-            tensordict.get(keys.TERMINATED),
-            tensordict.get(keys.TRUNCATED),
-            trust,
+        return _Scored(
+            params=params,
+            log_prob=log_prob,
+            log_rho=log_prob.detach() - behaviour,
+            entropy=entropy,
+            values=values[:-1],
+            next_values=_next_values(values.detach(), unrolled.final_value, index),
         )
-        error = (targets - values[:-1]).square()
-        learned = error if trust is None else error * trust.accepted
-        if settings.entropy_on == "all":
-            online = entropy
-        else:
-            online = entropy * ~tensordict.get(keys.REPLAYED)
-        reduced = torch.mean if settings.reduction == "mean" else torch.sum
-        return TensorDict(
-            {
-                "loss_policy": reduced(-log_prob * advantages),
-                "loss_baseline": self.baseline_coeff * reduced(0.5 * learned),
-                "loss_entropy": self.entropy_coeff * reduced(-online),
-                **logged,
-                **_diagnostics(log_rho, entropy.detach(), targets, error.detach(), settings),
-            }
+
+    def _vtrace(
+        self, batch: TensorDictBase, scored: _Scored, trust: Trust | None
+    ) -> tuple[Tensor, Tensor]:
+        """Targets and advantages, of rewards as the settings clip them."""
+        reward = batch.get(keys.REWARD)
+        if self.settings.reward_clipping == "clip":
+            reward = reward.clamp(-1.0, 1.0)
+        return vtrace_with(
+            self.settings,
+            scored.log_rho,
+            reward,
+            scored.values.detach(),
+            scored.next_values,
+            terminated=batch.get(keys.TERMINATED),
+            truncated=batch.get(keys.TRUNCATED),
+            trust=trust,
         )
+
+    def _losses(
+        self, batch: TensorDictBase, *, policy: Tensor, baseline: Tensor, entropy: Tensor
+    ) -> dict[str, Tensor]:
+        """The three losses, from those of each step, which are ``[T, B]``."""
+        if self.settings.entropy_on == "online":
+            entropy = entropy * ~batch.get(keys.REPLAYED)
+        reduced: Callable[[Tensor], Tensor] = torch.sum
+        if self.settings.reduction == "mean":
+            reduced = torch.mean
+        return {
+            "loss_policy": reduced(policy),
+            "loss_baseline": self.baseline_coeff * reduced(baseline),
+            "loss_entropy": self.entropy_coeff * reduced(-entropy),
+        }
 
     def _player(self) -> ImpalaPlayer:
         return self.actor_network.player(store_params=self.settings.trust_region is not None)
@@ -162,30 +208,34 @@ class ImpalaLoss(LossModule):
             state = network.initial_state(is_init.shape[1])
         else:
             state = batch.get(keys.RECURRENT_STATE)
-        last_action = last_reward = None
+        last_action = None
+        last_reward = None
         if network.takes_last_action:
             last_action = _after(batch.get(keys.LAST_ACTION), batch.get(keys.ACTION))
         if network.takes_last_reward:
             last_reward = _after(batch.get(keys.LAST_REWARD), batch.get(keys.REWARD))
-        seen: Unrolled = network(
-            batch.get(keys.OBSERVATION), is_init, state, last_action, last_reward, finals
+        unrolled: Unrolled = network(
+            batch.get(keys.OBSERVATION), is_init, state, last_action, last_reward, finals=finals
         )
-        return seen
+        return unrolled
 
     def _finals(self, batch: TensorDictBase, index: Tensor | None) -> Finals | None:
-        if not torch.compiler.is_compiling():
-            _must_be_as_many(batch, 0 if index is None else len(index))
+        checked = not torch.compiler.is_compiling()
         if index is None:
+            if checked:
+                _must_be_as_many(batch, 0)
             return None
+        if checked:
+            _must_be_as_many(batch, len(index))
         time, env = index.unbind(-1)
         network = self.actor_network
-        return Finals(
-            batch.get(keys.FINAL_OBSERVATION),
-            time,
-            env,
-            batch.get(keys.ACTION)[time, env] if network.takes_last_action else None,
-            batch.get(keys.REWARD)[time, env] if network.takes_last_reward else None,
-        )
+        last_action = None
+        last_reward = None
+        if network.takes_last_action:
+            last_action = batch.get(keys.ACTION)[time, env]
+        if network.takes_last_reward:
+            last_reward = batch.get(keys.REWARD)[time, env]
+        return Finals(batch.get(keys.FINAL_OBSERVATION), time, env, last_action, last_reward)
 
 
 def _after(first: Tensor, rest: Tensor) -> Tensor:
@@ -199,11 +249,11 @@ def _final_index(batch: TensorDictBase) -> Tensor | None:
     return batch.get(keys.FINAL_INDEX)
 
 
-def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
+def _must_be_as_many(batch: TensorDictBase, finals: int) -> None:
     """Checked for every batch: without the final value, the next episode's value would be bootstrapped."""
     truncated = int((batch.get(keys.TRUNCATED) & ~batch.get(keys.TERMINATED)).sum())
-    if given < truncated:
-        problem = f"{truncated} steps were truncated, and {given} final observations are given"
+    if finals < truncated:
+        problem = f"{truncated} steps were truncated, and {finals} final observations are given"
         cure = "keep the last observation of each episode that is truncated; see rlsync.runs.actors.frames"
         raise ConfigError(problem, "batch, 'final_observation' and 'final_index'", cure)
 

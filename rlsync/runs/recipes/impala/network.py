@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -110,18 +110,22 @@ class ImpalaNet(nn.Module):
         torso_threads: int = 1,
     ) -> None:
         super().__init__()
-        widths = _HIDDEN.get(torso, ()) if hidden is None else tuple(hidden)
-        for name, given, least in (("lstm", lstm, 0), ("torso_threads", torso_threads, 1)):
-            if given < least:
+        for name, number, least in (("lstm", lstm, 0), ("torso_threads", torso_threads, 1)):
+            if number < least:
                 raise ConfigError(
-                    f"a network cannot have {name}={given}", name, f"give {least} or more"
+                    f"a network cannot have {name}={number}", name, f"give {least} or more"
                 )
+        if hidden is None:
+            widths = _HIDDEN.get(torso, ())
+        else:
+            widths = tuple(hidden)
         self.observation_shape = tuple(observation_shape)
         self.head = head
         self.takes_last_action = last_action
         self.takes_last_reward = last_reward
         self.in_bfloat16 = bfloat16
         self.torso_threads = torso_threads
+
         self.torso = make_torso(torso, self.observation_shape, widths)
         if normalize and torso == "mlp":
             raise ConfigError(
@@ -131,8 +135,12 @@ class ImpalaNet(nn.Module):
             self.pixels = None
         else:
             self.pixels = Pixels(self.observation_shape, normalize, channels_last)
+
+        # Between torso and outputs: the last action and reward, and an LSTM.
         features = widths[-1] + last_action * head.features + last_reward
-        self.lstm = EpisodicLSTM(features, lstm) if lstm else None
+        self.lstm = None
+        if lstm:
+            self.lstm = EpisodicLSTM(features, lstm)
         self.policy = linear(lstm or features, head.width, gain=0.01)
         self.value = linear(lstm or features, 1, gain=1.0)
 
@@ -186,9 +194,9 @@ class ImpalaNet(nn.Module):
             ConfigError: the network takes a last action or reward, and none is given.
         """
         params, value, after = self.lean_step(observation, is_init, state, last_action, last_reward)
-        return Stepped(
-            params, value, self.initial_state(observation.shape[0]) if after is None else after
-        )
+        if after is None:
+            after = self.initial_state(observation.shape[0])
+        return Stepped(params, value, after)
 
     def lean_step(
         self,
@@ -209,8 +217,10 @@ class ImpalaNet(nn.Module):
         """
         features = self._features(observation)
         # A context that changes nothing takes as long as a layer of few units.
-        autocast = torch.is_autocast_enabled(features.device.type)
-        with _no_autocast(features) if autocast else _NOTHING:
+        context: AbstractContextManager[object] = _NOTHING
+        if torch.is_autocast_enabled(features.device.type):
+            context = _no_autocast(features)
+        with context:
             features = self._with_last(features, is_init, last_action, last_reward)
             if self.lstm is not None:
                 if state is None:
@@ -227,6 +237,7 @@ class ImpalaNet(nn.Module):
         state: Tensor,
         last_action: Tensor | None = None,
         last_reward: Tensor | None = None,
+        *,
         finals: Finals | None = None,
     ) -> Unrolled:
         """An unroll of S steps of B environments: one pass of the torso over S * B observations.
@@ -252,9 +263,10 @@ class ImpalaNet(nn.Module):
                 features, states = self.lstm(features, is_init, state)
             params = self.policy(features)
             value = self.value(features).squeeze(-1)
-        return Unrolled(
-            params, value, None if finals is None else self._final_value(finals, states)
-        )
+        final_value = None
+        if finals is not None:
+            final_value = self._final_value(finals, states)
+        return Unrolled(params, value, final_value)
 
     @torch.no_grad()
     def _final_value(self, finals: Finals, states: Tensor | None) -> Tensor:
@@ -280,11 +292,10 @@ class ImpalaNet(nn.Module):
         dtype = self.value.weight.dtype
         if observation.dtype != dtype:
             observation = observation.to(dtype)
-        with (
-            torch.autocast(observation.device.type, torch.bfloat16)
-            if self.in_bfloat16
-            else _NOTHING
-        ):
+        context: AbstractContextManager[object] = _NOTHING
+        if self.in_bfloat16:
+            context = torch.autocast(observation.device.type, torch.bfloat16)
+        with context:
             features: Tensor = self.torso(observation)
         if features.dtype == dtype:
             return features
@@ -305,10 +316,8 @@ class ImpalaNet(nn.Module):
             encoded = self.head.encode(_given(last_action, "action")).to(features.dtype)
             inputs.append(encoded.masked_fill(begins, 0.0))
         if self.takes_last_reward:
-            clipped = (
-                _given(last_reward, "reward").to(features.dtype).clamp(-1.0, 1.0).unsqueeze(-1)
-            )
-            inputs.append(clipped.masked_fill(begins, 0.0))
+            clipped = _given(last_reward, "reward").to(features.dtype).clamp(-1.0, 1.0)
+            inputs.append(clipped.unsqueeze(-1).masked_fill(begins, 0.0))
         return torch.cat(inputs, -1)
 
 
@@ -411,7 +420,9 @@ class ImpalaPlayer(Player):
         head = self.network.head
         before = state.get(keys.RECURRENT_STATE)
         last_action = state.get(keys.LAST_ACTION)
-        params, value, seen = network.lean_step(observation, is_init, before, last_action, reward)
+        params, value, state_after = network.lean_step(
+            observation, is_init, before, last_action, reward
+        )
         if self._deterministic:
             action = head.mode(params)
             log_prob = head.score(params, action)[0]
@@ -423,8 +434,8 @@ class ImpalaPlayer(Player):
             keys.VALUE: value,
         }
         after: State = {}
-        if seen is not None:
-            after[keys.RECURRENT_STATE] = seen
+        if state_after is not None:
+            after[keys.RECURRENT_STATE] = state_after
         if last_action is not None:
             after[keys.LAST_ACTION] = action
         return Acted(action, records, after)

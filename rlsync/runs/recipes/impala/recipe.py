@@ -27,7 +27,7 @@ from rlsync.runs.recipes.env_settings import refuse_unsaid_protocol
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns, MixReplayed
 from rlsync.runs.recipes.impala.heads import PolicyHead, head_for
 from rlsync.runs.recipes.impala.loss import ImpalaLoss
-from rlsync.runs.recipes.impala.network import ImpalaNet
+from rlsync.runs.recipes.impala.network import ImpalaNet, ImpalaPlayer
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.place import collect_settings
 from rlsync.runs.recipes.run import Run
@@ -92,22 +92,27 @@ def probe(config: EnvConfig) -> VectorSpaces:
 
 
 def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
-    model = recipe.model
-    pixels = len(spaces.observation_shape) == 3
-    options = vars(model) | (
-        {"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {}
-    )
-    bfloat16 = recipe.update_dtype == BFLOAT16
-    return ImpalaNet(spaces.observation_shape, spaces.head, bfloat16=bfloat16, **options)
+    torso = recipe.model.torso
+    if torso == "auto":
+        if len(spaces.observation_shape) == 3:
+            torso = "shallow"
+        else:
+            torso = "mlp"
+    options = vars(recipe.model) | {"torso": torso, "bfloat16": recipe.update_dtype == BFLOAT16}
+    return ImpalaNet(spaces.observation_shape, spaces.head, **options)
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
     return ImpalaLoss(network, **vars(recipe.loss_settings()))
 
 
+def workers_player(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaPlayer:
+    """It records what a trust region reads, if there is one."""
+    return network.player(store_params=recipe.loss_settings().trust_region is not None)
+
+
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
     recipe = run.recipe
-    player = network.player(store_params=recipe.loss_settings().trust_region is not None)
     settings = replace(
         collect_settings(run),
         overlap=recipe.overlap,
@@ -116,7 +121,7 @@ def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollect
         storing_device=run.device,
         restarts=Restarts(recipe.max_restarts),
     )
-    return run.place.collector(player, settings)
+    return run.place.collector(workers_player(recipe, network), settings)
 
 
 def register_hooks(
@@ -127,15 +132,16 @@ def register_hooks(
     if replay.ratio:
         seed = run.config.seed
         shared = run.shared
-        held: UnrollReplay | SharedReplay
+        unrolls: UnrollReplay | SharedReplay
         if shared is None:
-            held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=seed)
+            agent = 0
+            unrolls = UnrollReplay(replay.capacity_steps, path=replay.path, seed=seed)
         else:
-            held = SharedReplay(
+            agent = shared.agent
+            unrolls = SharedReplay(
                 shared, collector.player.records, lambda: collector.last_workers, seed
             )
-        number = 0 if shared is None else shared.agent
-        mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps, agent=number)
+        mix = ReplayMix(unrolls, replay.ratio, min_steps=replay.min_steps, agent=agent)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     LogPolicyLag(parts.register_sync(trainer, run)).register(trainer)
     EpisodeReturns(recipe.target_return, recipe.target_episodes).register(trainer)
@@ -149,23 +155,22 @@ def shared_replay(
     configs: Sequence[Config], spaces: VectorSpaces
 ) -> tuple[SharedFile, SharedReplayHandle]:
     """The replay of agents with these configs; ConfigError if their rollouts differ, or it is too large."""
-    recipes = [ImpalaConfig.of(config) for config in configs]
-    env = configs[0].env
-    shapes = [RolloutShape(recipe.unroll_length, env.num_envs) for recipe in recipes]
-    players = [
-        make_network(recipe, spaces).player(
-            store_params=recipe.loss_settings().trust_region is not None
-        )
-        for recipe in recipes
-    ]
-    if len({shape.layout(player) for shape, player in zip(shapes, players, strict=True)}) > 1:
+    recipes = list(map(ImpalaConfig.of, configs))
+    envs = configs[0].env.num_envs
+    layouts = set()
+    capacity = 0
+    for recipe in recipes:
+        player = workers_player(recipe, make_network(recipe, spaces))
+        shape = RolloutShape(recipe.unroll_length, envs)
+        layouts.add(shape.layout(player))
+        capacity += recipe.replay.capacity_steps
+    if len(layouts) > 1:
         problem = "the rollouts of these agents differ, and one replay cannot hold them"
         raise ConfigError(
             problem, "recipe.vary", "vary no lengths of unrolls, and nothing that rollouts record"
         )
-    replays = [recipe.replay for recipe in recipes]
-    capacity = sum(replay.capacity_steps for replay in replays)
-    return made_replay(players[0], shapes[0], capacity, replays[0].max_bytes, len(configs))
+    # All lay their rollouts out alike, so the last player and shape are as good as any.
+    return made_replay(player, shape, capacity, recipes[0].replay.max_bytes, len(configs))
 
 
 def acting(run: Run[ImpalaConfig], deterministic: bool) -> parts.Acting:

@@ -316,17 +316,16 @@ class ImpalaConfig(RecipeConfig):
         if not isinstance(self.vary, dict | None):
             cure = "write recipe.vary={KEY: [A, B]}"
             yield ConfigError(f"{self.vary!r} is no list of values by key", "recipe.vary", cure)
-        cures = {
-            "recipe.replay.ratio": ""
-            if self.replay.ratio
-            else "give recipe=laser, which has a replay",
-            "recipe.replay.path": "leave it out" if self.replay.path else "",
-            "recipe.replay.checkpointed": "give false" if self.replay.checkpointed else "",
-            "cluster.kind": "" if config.cluster.here else "give cluster=none",
-            "collector.lag": "" if config.collector.lag is None else "give null",
-            "collector.num_workers": "" if config.collector.num_workers else "give 1 or more",
-            "life_frames": "" if config.life_frames is None else "leave life_frames out",
-        }
-        for key, cure in cures.items():
-            if cure:
+        collector = config.collector
+        checks = (
+            ("recipe.replay.ratio", not self.replay.ratio, "give recipe=laser, which has a replay"),
+            ("recipe.replay.path", bool(self.replay.path), "leave it out"),
+            ("recipe.replay.checkpointed", self.replay.checkpointed, "give false"),
+            ("cluster.kind", not config.cluster.here, "give cluster=none"),
+            ("collector.lag", collector.lag is not None, "give null"),
+            ("collector.num_workers", not collector.num_workers, "give 1 or more"),
+            ("life_frames", config.life_frames is not None, "leave life_frames out"),
+        )
+        for key, is_wrong, cure in checks:
+            if is_wrong:
                 yield ConfigError(f"{self.agents} agents share one replay in memory", key, cure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -27,9 +28,9 @@ def vtrace(
     reward: Tensor,
     value: Tensor,
     next_value: Tensor,
+    *,
     terminated: Tensor,
     truncated: Tensor,
-    *,
     gamma: float,
     rho_bar: float = VTraceSettings.rho_bar,
     c_bar: float = VTraceSettings.c_bar,
@@ -74,13 +75,27 @@ def vtrace(
     Example:
         >>> step = torch.tensor([0.0, 0.0])  # on-policy: the targets are discounted sums of rewards
         >>> never = torch.zeros(2, dtype=torch.bool)
-        >>> targets, advantages = vtrace(step, step + 1, step, step, never, never, gamma=0.5)
+        >>> targets, advantages = vtrace(
+        ...     step, step + 1, step, step, terminated=never, truncated=never, gamma=0.5
+        ... )
         >>> targets, advantages
         (tensor([1.5000, 1.0000]), tensor([1.5000, 1.0000]))
     """
-    make = _Unchecked if torch.compiler.is_compiling() else _checked
-    settings = make(gamma=gamma, rho_bar=rho_bar, c_bar=c_bar, pg_rho_bar=pg_rho_bar, lam=lam)
-    return vtrace_with(settings, log_rho, reward, value, next_value, terminated, truncated, trust)
+    make: Callable[..., VTraceSettings]
+    if torch.compiler.is_compiling():
+        make = _Unchecked
+    else:
+        make = _checked
+    return vtrace_with(
+        make(gamma=gamma, rho_bar=rho_bar, c_bar=c_bar, pg_rho_bar=pg_rho_bar, lam=lam),
+        log_rho,
+        reward,
+        value,
+        next_value,
+        terminated=terminated,
+        truncated=truncated,
+        trust=trust,
+    )
 
 
 @torch.no_grad()
@@ -90,6 +105,7 @@ def vtrace_with(
     reward: Tensor,
     value: Tensor,
     next_value: Tensor,
+    *,
     terminated: Tensor,
     truncated: Tensor,
     trust: Trust | None = None,
@@ -106,14 +122,19 @@ def vtrace_with(
     decay = (gamma * lam * ratio.clamp(max=settings.c_bar)).masked_fill(ended, 0.0)
     if trust is not None:
         decay = decay * trust.accepted
-        delta = delta * trust.accepted if trust.gate_delta else delta
+        if trust.gate_delta:
+            delta = delta * trust.accepted
     targets = value + _discounted_sums(delta, decay)
+
+    # The advantage looks one step ahead, to a mixture of the next target and the next value.
     following = torch.cat([targets[1:], next_value[-1:]])
     if lam != 1:
         following = lam * following + (1 - lam) * next_value
     following = torch.where(ended, next_value, following)
     advantages = ratio.clamp(max=settings.pg_rho_bar) * (reward + gamma * following - value)
-    return targets, advantages if trust is None else advantages * trust.accepted
+    if trust is not None:
+        advantages = advantages * trust.accepted
+    return targets, advantages
 
 
 def _discounted_sums(terms: Tensor, decay: Tensor) -> Tensor:
@@ -128,8 +149,6 @@ def _same_shape(*tensors: Tensor) -> None:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len(set(shapes)) > 1 or not shapes[0] or not shapes[0][0]:
         names = ("log_rho", "reward", "value", "next_value", "terminated", "truncated")
-        given = ", ".join(
-            f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True)
-        )
+        where = ", ".join(map("{} {}".format, names, map(list, shapes)))
         problem = "V-trace takes six tensors of one shape, time first"
-        raise ConfigError(problem, given, "give them all as [T, ...] with T > 0")
+        raise ConfigError(problem, where, "give them all as [T, ...] with T > 0")
