@@ -6,11 +6,16 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.core.extensions import installed
 from rlsync.core.user_input import did_you_mean, nearest_name
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Settings: TypeAlias = "DataclassInstance | type[DataclassInstance]"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +37,9 @@ class Bound:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return (*self.choices, *(installed(self.group, self.choices) if self.group else ()))
+        if not self.group:
+            return self.choices
+        return (*self.choices, *installed(self.group, self.choices))
 
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` lies within; None, where the type allows it, always does, and NaN never."""
@@ -43,45 +50,55 @@ class Bound:
             return value in self.choices or value in self._names
         if self.widths:
             return bool(value) and min(value) >= 1
-        above = value > self.low if self.low_excluded else value >= self.low
-        return bool(above and (value < self.high if self.high_excluded else value <= self.high))
+        if self.low_excluded:
+            above = value > self.low
+        else:
+            above = value >= self.low
+        if self.high_excluded:
+            below = value < self.high
+        else:
+            below = value <= self.high
+        return bool(above and below)
 
     def __str__(self) -> str:
         if self.choices:
             return f"one of {', '.join(self._names)}"
         if self.widths:
             return "widths, like [64,64]"
-        sign = ">" if self.low_excluded else ">="
         if self.high_excluded and self.high == float("inf"):
             kind = "a finite number"
         else:
             kind = "a number"
-        return f"{kind} {sign} {self.low:g}" + (
-            f" and <= {self.high:g}" if self.high < float("inf") else ""
-        )
+        if self.low_excluded:
+            words = f"{kind} > {self.low:g}"
+        else:
+            words = f"{kind} >= {self.low:g}"
+        if self.high < float("inf"):
+            words += f" and <= {self.high:g}"
+        return words
 
 
 #: The metadata of a field for the widths of a network's layers, of which there is at least one.
 WIDTHS: Mapping[str, Any] = {"bound": Bound(widths=True)}
 
 
-def above_zero(default: Any, *, finite: bool = False, most: float = float("inf")) -> Any:
+def above_zero(default: object, *, finite: bool = False, most: float = float("inf")) -> Any:
     """A field that accepts numbers above zero, up to ``most``; with ``finite``, not infinity."""
     bound = Bound(low=0, high=most, low_excluded=True, high_excluded=finite)
     return field(default=default, metadata={"bound": bound})
 
 
-def at_least(low: float, default: Any) -> Any:
+def at_least(low: float, default: object) -> Any:
     """A field that accepts ``low`` and numbers above."""
     return field(default=default, metadata={"bound": Bound(low=low)})
 
 
-def not_below_zero(default: Any, *, most: float = float("inf")) -> Any:
+def not_below_zero(default: object, *, most: float = float("inf")) -> Any:
     """A field that accepts zero and numbers above, up to ``most``."""
     return field(default=default, metadata={"bound": Bound(low=0, high=most)})
 
 
-def fraction(default: Any) -> Any:
+def fraction(default: object) -> Any:
     """A field that accepts numbers from zero to one."""
     return field(default=default, metadata={"bound": Bound(low=0, high=1)})
 
@@ -93,7 +110,7 @@ def one_of(default: str, *others: str, group: str = "") -> Any:
     )
 
 
-def kept(default: Any, why: str) -> Any:
+def kept(default: object, why: str) -> Any:
     """A field that a resumed run cannot change; the error says ``why``: what would no longer fit."""
     return _with(default, "kept", why)
 
@@ -109,19 +126,19 @@ class Restored:
     optimizer: str = ""  # of optimizers of this class only, such as "Adam"; empty: of all
 
 
-def in_buffer(default: Any, name: str) -> Any:
+def in_buffer(default: object, name: str) -> Any:
     """A field whose value TorchRL's losses or value estimators keep in the buffer ``name`` of checkpoints."""
     return _with(default, "restored", Restored(buffer=name))
 
 
 def in_optimizer(
-    default: Any, option: str, *, group: int | None = None, optimizer: str = ""
+    default: object, option: str, *, group: int | None = None, optimizer: str = ""
 ) -> Any:
     """A field whose value optimizers keep as an option, which checkpoints restore; see :class:`Restored`."""
     return _with(default, "restored", Restored("", option, group, optimizer))
 
 
-def learning_rate(default: Any, *, group: int | None = None) -> Any:
+def learning_rate(default: object, *, group: int | None = None) -> Any:
     """A field for the learning rate of all parameter groups, or of one."""
     if isinstance(default, Field):
         rate = default
@@ -130,23 +147,34 @@ def learning_rate(default: Any, *, group: int | None = None) -> Any:
     return in_optimizer(rate, "lr", group=group)
 
 
-def _with(default: Any, name: str, value: object) -> Any:
+def _with(default: object, name: str, value: object) -> Any:
     """A field like ``default``, with one more entry in its metadata."""
-    spec = default if isinstance(default, Field) else field(default=default)
-    defaults: dict[str, Any] = {"default": spec.default, "default_factory": spec.default_factory}
-    return field(**defaults, metadata={**spec.metadata, name: value})
+    if not isinstance(default, Field):
+        return field(default=default, metadata={name: value})
+    defaults: dict[str, Any] = {
+        "default": default.default,
+        "default_factory": default.default_factory,
+    }
+    return field(**defaults, metadata={**default.metadata, name: value})
 
 
-def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
+def same_as(settings: Settings, name: str, default: object = MISSING) -> Any:
     """A field with the range and the default of ``settings.name``, or with a default of its own."""
     (spec,) = (spec for spec in fields(settings) if spec.name == name)
-    return field(default=spec.default if default is MISSING else default, metadata=spec.metadata)
+    if default is MISSING:
+        default = spec.default
+    return field(default=default, metadata=spec.metadata)
 
 
-def values_for(settings: Any, config: Any) -> dict[str, Any]:
+def names_of(settings: Settings) -> set[str]:
+    """The names of the fields of a dataclass, or of one of its objects."""
+    return {spec.name for spec in fields(settings)}
+
+
+def values_for(settings: Settings, config: DataclassInstance) -> dict[str, Any]:
     """The values in ``config`` of all fields that ``settings`` has under the same name."""
-    shared = {spec.name for spec in fields(settings)} & {spec.name for spec in fields(config)}
-    return {name: getattr(config, name) for name in sorted(shared)}
+    shared = sorted(names_of(settings) & names_of(config))
+    return {name: getattr(config, name) for name in shared}
 
 
 def fields_as_keywords(
@@ -160,30 +188,31 @@ def fields_as_keywords(
     def decorate(construct: Callable[[T, N, S], None]) -> Callable[Concatenate[T, N, P], None]:
         @wraps(construct)
         def with_keywords(*args: Any, **options: Any) -> None:
-            given = {first: options.pop(first)} if first in options else {}
-            construct(*args, **given, settings=settings(**options))  # type: ignore[call-arg]
+            if first.name in options:
+                args += (options.pop(first.name),)
+            construct(*args, settings=settings(**options))  # type: ignore[call-arg]
 
-        me, first = list(inspect.signature(construct).parameters)[:2]
-        own = [inspect.signature(construct).parameters[name] for name in (me, first)]
+        me, first = list(inspect.signature(construct).parameters.values())[:2]
         keywords = inspect.signature(settings).parameters.values()
-        with_keywords.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        with_keywords.__signature__ = inspect.Signature([me, first, *keywords])  # type: ignore[attr-defined]
         return with_keywords
 
     return decorate
 
 
-def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
+def bound_errors(config: DataclassInstance, prefix: str = "") -> Iterator[ConfigError]:
     """One error for each field, here or in a nested dataclass, whose value lies outside its bound."""
     for spec in fields(config):
         key = prefix + spec.name
         value = getattr(config, spec.name)
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, type):
             yield from bound_errors(value, key + ".")
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
             bound = spec.metadata["bound"]
-            hint = did_you_mean(nearest_name(str(value), bound._names))
-            none = ", or null" if "None" in str(spec.type) else ""
-            yield ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}{none}")
+            cure = f"{did_you_mean(nearest_name(str(value), bound._names))}give {bound}"
+            if "None" in str(spec.type):
+                cure += ", or null"
+            yield ConfigError(f"{key} cannot be {value!r}", key, cure)
 
 
 def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
@@ -191,7 +220,10 @@ def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
     try:
         check()
     except RlsyncError as error:
-        yield type(error)(error.what, f"{key}: {error.where}" if key else error.where, error.cure)
+        where = error.where
+        if key:
+            where = f"{key}: {where}"
+        yield type(error)(error.what, where, error.cure)
 
 
 def refuse(errors: Iterable[RlsyncError]) -> None:

@@ -74,12 +74,14 @@ class WholeCheckpoint(StagedCheckpoint):
 
     def put(self, stage: Path, at: Path) -> None:
         _write_manifest(stage)
-        paths = [path.stat() for path in stage.rglob("*")]
-        linked = [facts for facts in paths if stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1]
-        # The blocks of what was written, and one for each name.
-        self._room_bytes = sum(
-            4096 + 512 * facts.st_blocks for facts in paths if facts not in linked
-        )
+        # The blocks of what was written, and one for each name. Links to older files take none.
+        room_bytes = 0
+        for path in stage.rglob("*"):
+            facts = path.stat()
+            is_link = stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1
+            if not is_link:
+                room_bytes += 4096 + 512 * facts.st_blocks
+        self._room_bytes = room_bytes
         _replace(at, stage)
 
     def _save(self, at: Path, options: dict[str, Any]) -> None:
@@ -122,8 +124,10 @@ class WholeCheckpoint(StagedCheckpoint):
 def _refused(error: Exception, at: Path) -> RlsyncError | None:
     """The error of a checkpoint that the machine has refused, in three lines; None if it is a program's."""
     refusal = machines(error)
-    cure = None if refusal is None else cure_of(refusal, at.parent)
-    if refusal is None or cure is None:
+    if refusal is None:
+        return None
+    cure = cure_of(refusal, at.parent)
+    if cure is None:
         return None
     problem = f"the checkpoint could not be written: {refusal.strerror}"
     if at.exists():
@@ -136,19 +140,16 @@ def _refused(error: Exception, at: Path) -> RlsyncError | None:
 def _write_manifest(checkpoint: Path) -> None:
     """Put a checkpoint on disk, and then its manifest; replay segments keep the digest of their writing."""
     inside = sorted(checkpoint.rglob("*"))
-    carried = {
-        index.parent / name: digest
-        for index in checkpoint.rglob(INDEX)
-        for name, digest in digests_in(index).items()
-    }
+    carried: dict[Path, str] = {}
+    for index in checkpoint.rglob(INDEX):
+        for segment, digest in digests_in(index).items():
+            carried[index.parent / segment] = digest
     files = {}
     for file in inside:
         if file.is_file():
+            name = file.relative_to(checkpoint).as_posix()
             digest = carried.get(file) or digest_of(file)
-            files[file.relative_to(checkpoint).as_posix()] = {
-                "bytes": file.stat().st_size,
-                "blake2b": digest,
-            }
+            files[name] = {"bytes": file.stat().st_size, "blake2b": digest}
     _flush_all([path for path in inside if path not in carried])
     text = json.dumps({"format": _FORMAT, "files": files}, indent=1)
     write_whole(checkpoint / DIGESTS, lambda beside: beside.write_text(text), durable=True)
@@ -236,15 +237,17 @@ def places(folder: Path) -> list[Path]:
 
     Of one that was not put into its place yet, or was replaced, the name begins with a dot.
     """
-    stages, replaced = (
-        sorted(
-            folder.glob(f".{CHECKPOINT}.{kind}-*"), key=lambda at: at.stat().st_mtime, reverse=True
-        )
-        for kind in ("stage", "backup")
-    )
-    whole = [at for at in stages if (at / DIGESTS).is_file()]  # the last file that is written
-    others = (folder, folder / CHECKPOINT, *whole, *replaced)
-    return [at for at in others if Checkpoint.is_checkpoint(at) or (at / DIGESTS).is_file()]
+
+    def newest_first(kind: str) -> list[Path]:
+        beside = folder.glob(f".{CHECKPOINT}.{kind}-*")
+        return sorted(beside, key=lambda at: at.stat().st_mtime, reverse=True)
+
+    def has_digests(at: Path) -> bool:
+        return (at / DIGESTS).is_file()
+
+    stages = filter(has_digests, newest_first("stage"))  # the last file that is written
+    candidates = (folder, folder / CHECKPOINT, *stages, *newest_first("backup"))
+    return [at for at in candidates if Checkpoint.is_checkpoint(at) or has_digests(at)]
 
 
 def checkpoint_at(folder: Path) -> Path | None:
@@ -267,15 +270,17 @@ def taken(
     folder: Path, *, trusted: bool, components: Collection[str] | None = None
 ) -> Taken | None:
     """The newest whole checkpoint in a folder; None if there is none, a ConfigError if none is whole."""
-    found = places(folder)
+    candidates = places(folder)
     errors = list[RlsyncError]()
-    for at in found:
+    for at in candidates:
+        why = ""
         try:
-            checked = require_whole(at, trusted=trusted, components=components)
+            if not require_whole(at, trusted=trusted, components=components):
+                why = f", unchecked: it has no {DIGESTS}"
         except RlsyncError as error:
             errors.append(error)
             continue
-        why = "" if checked else f", unchecked: it has no {DIGESTS}"
+        # What a user would not expect: another one than the checkpoint in its place.
         if errors:
             why += f", the one before, because {errors[0].what} ({errors[0].where})"
         elif at.name.startswith(f".{CHECKPOINT}.stage"):
@@ -284,7 +289,7 @@ def taken(
             why += ", the one before: a newer one was not in its place yet"
         elif any(folder.glob(f".{CHECKPOINT}.stage-*")):
             why += ", the newest whole one: another was not written whole"
-        elif len(found) > 1:
+        elif len(candidates) > 1:
             why += ", the newer one of two: the other was not removed yet"
         return Taken(at, why)
     if errors:
@@ -296,8 +301,8 @@ def require_whole(
     checkpoint: Path, *, trusted: bool, components: Collection[str] | None = None
 ) -> bool:
     """Refuse a checkpoint with a damaged file, of ``components`` or all. False: no manifest, but trusted."""
-    record = checkpoint / DIGESTS
-    if not record.is_file():
+    manifest = checkpoint / DIGESTS
+    if not manifest.is_file():
         if not trusted:
             cure = "if it is whole, as one of an older rlsync may be, add --trust (in Python trust=True)"
             raise ConfigError(
@@ -306,26 +311,34 @@ def require_whole(
         for folder in _folders(checkpoint, components):
             _require_sizes(folder)
         return False
-    try:
-        held = json.loads(record.read_text())
-        if held["format"] != _FORMAT:
-            raise ValueError(f"its format is {held['format']}, and this rlsync reads {_FORMAT}")
-        files = {
-            checkpoint / name: (int(f["bytes"]), str(f["blake2b"]))
-            for name, f in held["files"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(record, first_line(error)) from error
-    own = checkpoint / _TORCHRLS
-    _require_same(own, *files.get(own, (0, "")))
-    read = _folders(checkpoint, components)
+    files = _files_in(manifest)
+
+    # TorchRL's list of components comes first: it says which folders are read.
+    components_file = checkpoint / _TORCHRLS
+    _require_same(components_file, *files.get(components_file, (0, "")))
+    folders = _folders(checkpoint, components)
     for file, (size, digest) in files.items():
-        if any(file.is_relative_to(folder) for folder in read):
+        if any(map(file.is_relative_to, folders)):
             _require_same(file, size, digest)
-    for file in (file for folder in read for file in folder.rglob("*") if file.is_file()):
-        if file not in files and file != record:
-            raise _damaged(file, f"{DIGESTS} does not name it")
+    for folder in folders:
+        for file in folder.rglob("*"):
+            if file.is_file() and file not in files and file != manifest:
+                raise _damaged(file, f"{DIGESTS} does not name it")
     return True
+
+
+def _files_in(manifest: Path) -> dict[Path, tuple[int, str]]:
+    """Size and digest of each file that a manifest names; ConfigError if it is damaged."""
+    files = {}
+    try:
+        written = json.loads(manifest.read_text())
+        if written["format"] != _FORMAT:
+            raise ValueError(f"its format is {written['format']}, and this rlsync reads {_FORMAT}")
+        for name, facts in written["files"].items():
+            files[manifest.parent / name] = (int(facts["bytes"]), str(facts["blake2b"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(manifest, first_line(error)) from error
+    return files
 
 
 def _folders(checkpoint: Path, components: Collection[str] | None) -> list[Path]:
@@ -349,19 +362,26 @@ def _require_sizes(folder: Path) -> None:
     """Refuse memory-mapped tensors of another size than tensordict has noted beside them."""
     for record in folder.rglob(_TENSORS):
         try:
-            sizes = {
-                name: torch.Size(about["shape"]).numel()
-                * getattr(torch, about["dtype"][6:]).itemsize
-                for name, about in json.loads(record.read_text()).items()
-                if isinstance(about, dict) and "dtype" in about and not about.get("is_nested")
-            }
+            sizes = _sizes_in(record)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _damaged(record, first_line(error)) from error
         for name, size in sizes.items():
             file = record.parent / f"{name}.memmap"
-            found = file.stat().st_size if file.is_file() else 0
-            if found != size:
-                raise _damaged(file, f"it has {found:,} of {size:,} bytes")
+            bytes_there = 0
+            if file.is_file():
+                bytes_there = file.stat().st_size
+            if bytes_there != size:
+                raise _damaged(file, f"it has {bytes_there:,} of {size:,} bytes")
+
+
+def _sizes_in(record: Path) -> dict[str, int]:
+    """The bytes of each tensor in a folder, as tensordict has noted them."""
+    sizes = {}
+    for name, about in json.loads(record.read_text()).items():
+        if isinstance(about, dict) and "dtype" in about and not about.get("is_nested"):
+            dtype = getattr(torch, about["dtype"][6:])
+            sizes[name] = torch.Size(about["shape"]).numel() * dtype.itemsize
+    return sizes
 
 
 def _damaged(file: Path, how: str) -> ConfigError:

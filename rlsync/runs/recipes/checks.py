@@ -57,9 +57,12 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     if (point := installed(LOGGERS).get(kind)) is not None:
         yield from caught(lambda: imported(point, "logger"), "logger.kind")
     for error in config.recipe.errors(config):
-        where = f"errors() of {config.recipe.name!r}"
-        cure = "yield rlsync.ConfigError(what, where, cure)"
-        yield error if isinstance(error, RlsyncError) else ConfigError(str(error), where, cure)
+        if isinstance(error, RlsyncError):
+            yield error
+        else:
+            where = f"errors() of {config.recipe.name!r}"
+            cure = "yield rlsync.ConfigError(what, where, cure)"
+            yield ConfigError(str(error), where, cure)
     yield from batch_errors(config)
 
 
@@ -89,15 +92,18 @@ def more_frames(config: Config) -> str | None:
     if collector.lag == 0 and workers:
         ways["collector.lag=1"] = replace(config, collector=replace(collector, lag=1))
     before = len(list(_misfits(config)))
-    return next(
-        (word for word, other in ways.items() if len(list(_misfits(other))) <= before), None
-    )
+    for word, other in ways.items():
+        if len(list(_misfits(other))) <= before:
+            return word
+    return None
 
 
 def file_errors(config: Config) -> Iterator[RlsyncError]:
     """An error if this process may not open as many files as a run needs: the run would hang somewhere."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    workers = 0 if config.in_process else config.workers_per_node
+    workers = 0
+    if not config.in_process:
+        workers = config.workers_per_node
     needed = _FILES + _OF_WORKER * workers
     if 0 <= limit < needed:  # -1: no limit
         problem = f"this process may open {limit} files, and the run needs {needed}"
@@ -130,10 +136,8 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
     yield from caught(lambda: check_address(cluster.address))
     if not config.recipe.acts_on_clusters():
         problem = f"the recipe {config.recipe.name!r} cannot act on a cluster"
-        others = ", ".join(
-            name for name in SHIPPED if recipe_named(name).settings().acts_on_clusters()
-        )
-        cure = f"give cluster=none, or a recipe that acts on nodes: {others}"
+        others = [name for name in SHIPPED if recipe_named(name).settings().acts_on_clusters()]
+        cure = f"give cluster=none, or a recipe that acts on nodes: {', '.join(others)}"
         yield ConfigError(problem, f"cluster.kind={cluster.kind}", cure)
     if cluster.placement == "others" and cluster.address is None:
         problem = "a Ray that is started for this run has no other node than the learner's"
@@ -188,33 +192,36 @@ def schedule_errors(config: Config) -> Iterator[RlsyncError]:
         problem = f"the nodes of a cluster keep no lag of {lag}"
         cure = "give collector.lag=0 (a batch has frames of the newest version alone) or null, or cluster=none"
         yield ConfigError(problem, f"collector.lag={lag}", cure)
-    without_lag = {
-        "sync.when.unit": "count batches, frames or optim_steps"
-        if seconds and config.cluster.here
-        else "",
-        "recipe.when_full": "" if full == "block" else "give block",
-    }
-    without_lives = {
-        "cluster.kind": "" if config.cluster.here else "give cluster=none",
-        "sync.when.unit": "count batches, frames or optim_steps" if seconds else "",
-        "recipe.when_full": "give block or drop_oldest" if full == "drop_newest" else "",
-        "sync.digest_every": "give 100" if config.sync.digest_every is None else "",
-    }
-    asked = []
+    here = config.cluster.here
+    no_seconds = "count batches, frames or optim_steps"
+    problem = "this run cannot have a fixed lag"
     if lag is not None:
-        asked.append(("have a fixed lag", without_lag, "give collector.lag=null"))
-    if config.life_frames is not None:
-        asked.append(("be made again life by life", without_lives, "leave life_frames out"))
-    for problem, cures, otherwise in asked:
-        for at, cure in cures.items():
-            if cure:
-                yield ConfigError(f"this run cannot {problem}", at, f"{cure}, or {otherwise}")
+        if seconds and here:
+            cure = f"{no_seconds}, or give collector.lag=null"
+            yield ConfigError(problem, "sync.when.unit", cure)
+        if full != "block":
+            cure = "give block, or give collector.lag=null"
+            yield ConfigError(problem, "recipe.when_full", cure)
+    if config.life_frames is None:
+        return
+    checks = (
+        ("cluster.kind", not here, "give cluster=none"),
+        ("sync.when.unit", seconds, no_seconds),
+        ("recipe.when_full", full == "drop_newest", "give block or drop_oldest"),
+        ("sync.digest_every", config.sync.digest_every is None, "give 100"),
+    )
+    for key, is_wrong, cure in checks:
+        if is_wrong:
+            problem = "this run cannot be made again life by life"
+            yield ConfigError(problem, key, f"{cure}, or leave life_frames out")
 
 
 def has_compiler() -> bool:
     """Whether torch.compile finds a C++ compiler, and the headers of Python, here."""
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    default = "clang++" if sys.platform == "darwin" else "g++"
+    default = "g++"
+    if sys.platform == "darwin":
+        default = "clang++"
     return shutil.which(os.environ.get("CXX", default)) is not None and headers.exists()
 
 
@@ -223,11 +230,11 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
     recipe = config.recipe
     on_cpu = config.learner.device == "cpu"
     asked = {"compile": recipe.compile == "on", "update_dtype": recipe.update_dtype == BFLOAT16}
-    for key in [key for key in asked if asked[key] and key not in recipe.update_keys]:
-        others = ", ".join(
-            name for name in SHIPPED if key in recipe_named(name).settings.update_keys
-        )
-        problem = f"the updates of {recipe.name!r} cannot do that: only those of {others} have it"
+    for key, is_asked in asked.items():
+        if not is_asked or key in recipe.update_keys:
+            continue
+        others = [name for name in SHIPPED if key in recipe_named(name).settings.update_keys]
+        problem = f"the updates of {recipe.name!r} cannot do that: only those of {', '.join(others)} have it"
         yield ConfigError(problem, f"recipe.{key}", f"leave recipe.{key} out")
     if asked["compile"] and on_cpu and not has_compiler():
         cure = "install g++ and Python's headers, or give recipe.compile=off"

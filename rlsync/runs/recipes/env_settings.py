@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.envs.specs import AtariEnvs, GymnasiumEnvs, RenderedEnvs
-from rlsync.runs.recipes.bounds import above_zero, fraction, not_below_zero, refuse, values_for
+from rlsync.runs.recipes.bounds import (
+    above_zero,
+    fraction,
+    names_of,
+    not_below_zero,
+    refuse,
+    values_for,
+)
 
 _V5 = re.compile(r"ALE/\w+-v5")
 _OTHER = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?-(?P<version>v[045])")
@@ -98,7 +105,7 @@ class AtariConfig(EnvConfig):
             yield ConfigError(
                 f"{self.id!r} is not the id of an Atari game's v5", "env.id", _cure(self.id)
             )
-        for name in self.kwargs.keys() & {spec.name for spec in fields(self)}:
+        for name in self.kwargs.keys() & names_of(self):
             cure = f"write env.{name}={self.kwargs[name]}"
             yield ConfigError(f"{name} has a key of its own", f"env.kwargs.{name}", cure)
 
@@ -170,35 +177,34 @@ class RenderedConfig(EnvConfig):
 
 
 def _cure(name: str) -> str:
-    found = _OTHER.fullmatch(name)
-    if found is None:
+    game = _OTHER.fullmatch(name)
+    if game is None:
         return "for example env.id=ALE/Breakout-v5"
-    if found["version"] == "v4":
+    if game["version"] == "v4":
         sticky = 0.0
     else:
         sticky = AtariConfig.repeat_action_probability
-    words = f"env.id=ALE/{found['game']}-v5 env.repeat_action_probability={sticky}"
-    return f"give {words}, as {found['version']} has it"
+    words = f"env.id=ALE/{game['game']}-v5 env.repeat_action_probability={sticky}"
+    return f"give {words}, as {game['version']} has it"
 
 
 def refuse_unsaid_protocol(env: EnvConfig) -> None:
     """Raise ConfigError for an Atari game that is named as any id: nothing would say how it is played."""
-    found = _OTHER.fullmatch(env.id)
-    named = found and (
-        env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id
-    )
-    if found and named and not isinstance(env, AtariConfig):
+    game = _OTHER.fullmatch(env.id)
+    if game is None or isinstance(env, AtariConfig):
+        return
+    if env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id:
         problem = f"{env.id!r} is an Atari game, and nothing says by which protocol it is played"
-        cure = f"give env=atari env.id=ALE/{found['game']}-v5; AtariConfig in Python; /schema/atari in a file"
+        cure = f"give env=atari env.id=ALE/{game['game']}-v5; AtariConfig in Python; /schema/atari in a file"
         raise ConfigError(problem, "env", cure)
 
 
 def settings_with(keys: Collection[str]) -> EnvConfig:
     """The defaults of the settings that have these keys, as a run's config has written them."""
-    kinds = (EnvConfig, AtariConfig, RenderedConfig)
-    return next(
-        (kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)}), EnvConfig()
-    )
+    for kind in (EnvConfig, AtariConfig, RenderedConfig):
+        if names_of(kind).issuperset(keys):
+            return kind()
+    return EnvConfig()
 
 
 def ending_after(env: EnvConfig, steps: int) -> EnvConfig:

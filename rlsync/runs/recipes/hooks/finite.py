@@ -39,15 +39,15 @@ class StopIfNotFinite(RegistersItself):
 
     def register(self, trainer: Trainer, name: str = "stop_if_not_finite") -> None:
         """Check every step of every optimizer; ConfigError if the trainer has none. ``name`` is not used."""
-        found = optimizers(trainer)
-        if not found:
+        watched = optimizers(trainer)
+        if not watched:
             problem = "the trainer has no optimizer to watch"
             cure = "register it after the optimizer or the optimization stepper is set"
             raise ConfigError(
                 problem, f"StopIfNotFinite().register({type(trainer).__name__})", cure
             )
         self._trainer = trainer
-        for optimizer in found:
+        for optimizer in watched:
             optimizer.register_step_pre_hook(self._before_step)
         if isinstance(trainer.loss_module, nn.Module):
             trainer.loss_module.register_forward_hook(self._seen)
@@ -71,24 +71,33 @@ class StopIfNotFinite(RegistersItself):
 
     def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:
         """What is not finite; empty if only the norm is, because squares of large numbers overflow."""
-        wrong = ((name, loss) for name, loss in losses.items() if not all_finite(loss))
-        bad = [f"{name!r} is {x.item() if x.numel() == 1 else 'not finite'}" for name, x in wrong]
-        if bad:
-            return f"the loss {', '.join(bad)}"
-        module = None if self._trainer is None else self._trainer.loss_module
+        wrong_losses = _not_finite(losses)
+        if wrong_losses:
+            return f"the loss {', '.join(wrong_losses)}"
         params = _parameters(optimizer)
-        names: dict[int, str] = {}
-        if isinstance(module, nn.Module):
-            names = {id(p): repr(name) for name, p in module.named_parameters()}
-        odd = [p for p in params if p.grad is not None and not all_finite(p.grad)]
-        if not odd:
+        with_gradient = 0
+        at_fault = []
+        for parameter in params:
+            if parameter.grad is not None:
+                with_gradient += 1
+                if not all_finite(parameter.grad):
+                    at_fault.append(parameter)
+        if not at_fault:
             return ""
-        if len(odd) == sum(p.grad is not None for p in params):
+        if len(at_fault) == with_gradient:
             # Clipping by a norm that is not a number spoils every gradient. Without clipping it shows which.
-            odd = self._seen.parameters_at_fault(params) or odd
-        told = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in odd]
-        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
-        return f"the gradient of {', '.join(told[:3])}{more} is not finite"
+            at_fault = self._seen.parameters_at_fault(params) or at_fault
+        names = ", ".join(map(self._name_of, at_fault[:3]))
+        if len(at_fault) > 3:
+            names += f" and {len(at_fault) - 3} more"
+        return f"the gradient of {names} is not finite"
+
+    def _name_of(self, parameter: Tensor) -> str:
+        if self._trainer is not None and isinstance(self._trainer.loss_module, nn.Module):
+            for name, other in self._trainer.loss_module.named_parameters():
+                if other is parameter:
+                    return repr(name)
+        return f"a parameter of shape {tuple(parameter.shape)}"
 
     def _error(self, what: str, optimizer: optim.Optimizer) -> NotFinite:
         trainer = self._trainer
@@ -105,11 +114,23 @@ class StopIfNotFinite(RegistersItself):
                     "clip_norm or learning rate"
                 )
         # The optimizer's own count outlives a resume.
-        made = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
-        step = max(made, default=self._steps - 1) + 1
+        counts = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+        step = max(counts, default=self._steps - 1) + 1
         return NotFinite(
             what, f"optimizer step {step}, after {trainer.collected_frames:,} frames", cure
         )
+
+
+def _not_finite(losses: Mapping[str, Tensor]) -> list[str]:
+    """The losses that are not finite, in words."""
+    words = []
+    for name, loss in losses.items():
+        if not all_finite(loss):
+            if loss.numel() == 1:
+                words.append(f"{name!r} is {loss.item()}")
+            else:
+                words.append(f"{name!r} is not finite")
+    return words
 
 
 class _LastLosses:
@@ -160,7 +181,7 @@ class _LastLosses:
 
     def norms(self) -> list[float]:
         """The norms that the stepper wrote into what the loss module returned."""
-        return [float(norm) for norm in self._under(_NORM).values()]
+        return list(map(float, self._under(_NORM).values()))
 
     def parameters_at_fault(self, params: list[Tensor]) -> list[Tensor]:
         """The parameters whose gradient is not finite before it is clipped, found by another pass."""
@@ -172,11 +193,11 @@ class _LastLosses:
             if not isinstance(total, Tensor) or not total.requires_grad:
                 return []
             grads = torch.autograd.grad(total, params, allow_unused=True)
-        return [
-            p
-            for p, grad in zip(params, grads, strict=True)
-            if grad is not None and not all_finite(grad)
-        ]
+        at_fault = []
+        for parameter, grad in zip(params, grads, strict=True):
+            if grad is not None and not all_finite(grad):
+                at_fault.append(parameter)
+        return at_fault
 
     def _under(self, prefix: str) -> dict[str, Tensor]:
         if self._returned is None:
@@ -185,4 +206,7 @@ class _LastLosses:
 
 
 def _parameters(optimizer: optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    parameters: list[Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters

@@ -7,7 +7,8 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -62,14 +63,14 @@ class Load:
     def __str__(self) -> str:
         idle = 1 - self.learner_busy
         waited = self.workers_waited
-        told = f"learner busy {self.learner_busy:.0%}"
+        shares = f"learner busy {self.learner_busy:.0%}"
         if waited is None:
             if idle >= 0.1:
                 who = "the workers are the bottleneck"
             else:
                 who = "the learner is the bottleneck"
         else:
-            told += f", workers waited {waited:.0%}"
+            shares += f", workers waited {waited:.0%}"
             if waited > idle:
                 who = "the learner is the bottleneck"
             else:
@@ -78,7 +79,7 @@ class Load:
                 who = "neither waits for the other"
         if who.startswith("the workers") and self.more_frames is not None:
             who += f", try {self.more_frames}"
-        return f"{told}: {who}".replace("%", " %")
+        return f"{shares}: {who}".replace("%", " %")
 
 
 #: The hook's name in checkpoints. It counts staleness and not lag, but older checkpoints have this name, and
@@ -115,16 +116,12 @@ class StalenessHistogram(RegistersItself, Reader):
         self._consumed = {}
         ages: Counter[int] = Counter()
         for newest, stamps in consumed.items():
-            ages += counts_by_age(
-                torch.cat([part.flatten() for part in stamps]), self.sync.ledger, newest
-            )
+            flat = torch.cat(list(map(torch.flatten, stamps)))
+            ages += counts_by_age(flat, self.sync.ledger, newest)
         if not ages:
             return None
         self.counts.update(ages)
-        return {
-            "sync/staleness_versions": sum(age * count for age, count in ages.items())
-            / ages.total()
-        }
+        return {"sync/staleness_versions": _mean_age(ages)}
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
@@ -210,10 +207,9 @@ class StatisticsHook(RegistersItself, InSummary):
 
     def _waits(self) -> Waits:
         so_far = Waits(time.monotonic() - self._started_s, self._learner_wait_s)
-        collector = None if self._trainer is None else self._trainer.collector
-        if not isinstance(collector, RolloutCollector):
+        if self._trainer is None or not isinstance(self._trainer.collector, RolloutCollector):
             return so_far
-        ring = collector.counters()
+        ring = self._trainer.collector.counters()
         return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
@@ -221,18 +217,18 @@ class StatisticsHook(RegistersItself, InSummary):
         began = self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
-        steps = self.staleness.counts
-        if self._trainer is None:
-            modules = []
-        else:
-            modules = registered_modules(self._trainer)
-        means = (hook.mean for hook in modules if isinstance(hook, EpisodeReturns) and hook.newest)
+        updates_per_frame = None
+        if counted.frames:
+            updates_per_frame = counted.optim_steps / counted.frames
+        staleness = None
+        if self.staleness.counts:
+            staleness = _mean_age(self.staleness.counts)
         measured = self._publish_ms, self._to_frames_ms, self._adoption_ms
         publish, to_frames, adoption = map(_percentiles, measured)
-        return RunStatistics(
+        numbers = RunStatistics(
             frames=counted.frames,
             updates=counted.optim_steps,
-            updates_per_frame=counted.optim_steps / counted.frames if counted.frames else None,
+            updates_per_frame=updates_per_frame,
             seconds=waits.seconds,
             frames_per_s=(counted.frames - began.frames) / since,
             updates_per_s=(counted.optim_steps - began.optim_steps) / since,
@@ -245,20 +241,46 @@ class StatisticsHook(RegistersItself, InSummary):
             adoption_ms_p50=adoption[0],
             adoption_ms_p95=adoption[1],
             lag_versions=self._lag_versions,
-            staleness_versions=(
-                sum(age * count for age, count in steps.items()) / steps.total() if steps else None
-            ),
+            staleness_versions=staleness,
             learner_wait_s=waits.learner_s,
             workers_wait_s=waits.workers_s,
             dropped_rollouts=waits.dropped,
-            outputs_held_version=None if self.verify is None else self.verify.behaviour_held,
-            outputs_held_time_s=None if self.verify is None else self.verify.behaviour_held_time_s,
-            outputs_open=None if self.verify is None else "; ".join(self.verify.untold) or None,
-            total_frames=None if self._trainer is None else self._trainer.total_frames,
+            outputs_held_version=None,
+            outputs_held_time_s=None,
+            outputs_open=None,
+            total_frames=None,
             run_id=self.sync.ledger.run_id,
-            return_mean=next(means, None),
+            return_mean=None,
             frames_by_worker={str(worker): self._made[worker] for worker in sorted(self._made)},
-            evaluations_ended=None if self._trainer is None else evaluations_ended(self._trainer),
+            evaluations_ended=None,
+        )
+        return self._with_checks(self._with_trainers(numbers))
+
+    def _with_checks(self, numbers: RunStatistics) -> RunStatistics:
+        """With what comparisons of outputs have shown, if there are any."""
+        if self.verify is None:
+            return numbers
+        return replace(
+            numbers,
+            outputs_held_version=self.verify.behaviour_held,
+            outputs_held_time_s=self.verify.behaviour_held_time_s,
+            outputs_open="; ".join(self.verify.untold) or None,
+        )
+
+    def _with_trainers(self, numbers: RunStatistics) -> RunStatistics:
+        """With what the trainer and its other hooks know."""
+        trainer = self._trainer
+        if trainer is None:
+            return numbers
+        return_mean = None
+        for hook in registered_modules(trainer):
+            if return_mean is None and isinstance(hook, EpisodeReturns) and hook.newest:
+                return_mean = hook.mean
+        return replace(
+            numbers,
+            total_frames=trainer.total_frames,
+            return_mean=return_mean,
+            evaluations_ended=evaluations_ended(trainer),
         )
 
     def write(self) -> None:
@@ -289,13 +311,13 @@ class StatisticsHook(RegistersItself, InSummary):
     def _count_makers(self, collector: BaseCollector, batch: TensorDictBase) -> None:
         if isinstance(collector, MultiAsyncCollector):
             return  # counted as they arrive
-        # an element of a batch is a whole rollout
-        of_rollouts = isinstance(collector, RolloutCollector)
-        if of_rollouts:
+        makers: Sequence[int]
+        if isinstance(collector, RolloutCollector):
             makers = collector.last_workers
+            frames = collector.frames_per_batch  # an element of a batch is a whole rollout
         else:
             makers = range(self.num_workers)
-        frames = collector.frames_per_batch if of_rollouts else batch.numel()
+            frames = batch.numel()
         for worker in makers:
             self._made[worker] += frames // len(makers)
 
@@ -334,10 +356,13 @@ class StatisticsHook(RegistersItself, InSummary):
 
     def _count_receipts(self) -> None:
         # The newest are the last: older ones were counted, and are not looked at again.
+        counted = self._seen
         new = list(
-            takewhile(lambda r: r.version > self._seen or r.coalesced, reversed(self.sync.receipts))
+            takewhile(lambda r: r.version > counted or r.coalesced, reversed(self.sync.receipts))
         )
-        for receipt in [r for r in reversed(new) if r.version > self._seen and not r.coalesced]:
+        for receipt in reversed(new):
+            if receipt.coalesced or receipt.version <= counted:
+                continue
             self._seen = receipt.version
             self._published_bytes += receipt.copied_bytes
             self._publish_ms.append(receipt.duration_s * 1e3)
@@ -345,6 +370,11 @@ class StatisticsHook(RegistersItself, InSummary):
             self._awaited.append(receipt)
         while len(self._published_s) > _NEWEST:
             del self._published_s[next(iter(self._published_s))]
+
+
+def _mean_age(steps: Counter[int]) -> float:
+    """The mean of ages of which it is counted how many steps have each."""
+    return sum(age * count for age, count in steps.items()) / steps.total()
 
 
 def _percentiles(values: deque[float]) -> tuple[float | None, float | None]:

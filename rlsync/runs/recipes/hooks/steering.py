@@ -40,9 +40,12 @@ class KeepPace(RegistersItself):
         trainer.register_module(name, self)
 
     def state_dict(self) -> dict[str, Any]:
+        frames = 0
+        if self._trainer is not None:
+            frames = self._trainer.collected_frames
         return {
             "ratio": self.pace.ratio,
-            "frames": 0 if self._trainer is None else self._trainer.collected_frames,
+            "frames": frames,
             "updates": self.updates,
             "from_frames": self.pace.from_frames,
             "from_updates": self.pace.from_updates,
@@ -73,7 +76,10 @@ class KeepPace(RegistersItself):
 
     def _report(self, trainer: Trainer, batch: TensorDictBase | None = None) -> dict[str, float]:
         ratio = self.pace.measured(trainer.collected_frames, self.updates)
-        return {"pace/updates": self.updates} | ({"pace/ratio": ratio} if ratio == ratio else {})
+        logged: dict[str, float] = {"pace/updates": self.updates}
+        if not math.isnan(ratio):
+            logged["pace/ratio"] = ratio
+        return logged
 
 
 class EpisodeReturns(TrainerHookBase):
@@ -196,10 +202,9 @@ class MixReplayed(TrainerHookBase):
             "replay/replayed_unrolls": self.mix.total.replayed,
         }
         if self.mix.total.foreign:
-            by_agent = sorted(self.mix.taught.items())
-        else:
-            by_agent = []
-        return counts | {f"replay/from_agent_{agent}": count for agent, count in by_agent}
+            for agent, count in sorted(self.mix.taught.items()):
+                counts[f"replay/from_agent_{agent}"] = count
+        return counts
 
     def state_dict(self) -> dict[str, Any]:
         """The counts behind the ratio, the random state of the draws, and the unrolls if they are kept."""

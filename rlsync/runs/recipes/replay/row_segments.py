@@ -98,10 +98,13 @@ def write(rows: TensorDictBase, folder: Path, first: int, *, merged: bool) -> Se
 
 def _copied(rows: TensorDictBase) -> dict[str, Any]:
     """Copies in host memory. Torch would save the whole storage of which ``rows`` is a view."""
-    return {
-        name: _copied(part) if isinstance(part, TensorDictBase) else part.to("cpu", copy=True)
-        for name, part in rows.items()
-    }
+    copies = {}
+    for name, part in rows.items():
+        if isinstance(part, TensorDictBase):
+            copies[name] = _copied(part)
+        else:
+            copies[name] = part.to("cpu", copy=True)
+    return copies
 
 
 def read(folder: Path, segment: Segment) -> TensorDict:
@@ -132,8 +135,10 @@ def unwritten(folder: Path, error: Exception) -> RlsyncError:
     reason: BaseException = error
     if isinstance(error.__context__, OSError):
         reason = error.__context__
+    cure = "make room there"
     refusal = machines(error)
-    cure = (None if refusal is None else cure_of(refusal, folder)) or "make room there"
+    if refusal is not None:
+        cure = cure_of(refusal, folder) or cure
     cure += "; the checkpoint before is whole, and resume=RUN goes on from it"
     return RlsyncError(
         f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure
@@ -174,30 +179,54 @@ class RowSegments(TensorStorageCheckpointer):
         """Write the rows that no segment has, and link the others; RlsyncError if that fails."""
         folder = Path(path)
         folder.mkdir(exist_ok=True)
-        given = replay.rows_given(self._buffer)
-        end = len(storage) if given is None else given
-        first = end - len(storage)
         known = self._segments
-        if given is None or (known and known[-1].end > end):
+        end = replay.rows_given(self._buffer)
+        if end is None or (known and known[-1].end > end):
             known = []  # the rows are numbered anew, so nothing on disk is of use
+        if end is None:
+            end = len(storage)
+        first = end - len(storage)
+
+        # Segments of which a row is left are linked; many small ones are written once more, as one.
         alive = [segment for segment in known if segment.end > first]
-        merging = sum(not segment.merged for segment in alive) >= self._most_segments
-        kept = [s for s in alive if (s.merged or not merging) and self._link(s, folder)]
-        if len(storage):
-            one = storage.get(slice(0, 1)).values(True, True)
-        else:
-            one = ()
-        rows = max(1, self._segment_bytes // max(1, sum(leaf.nbytes for leaf in one)))
-        new = [
-            write(storage.get(place), folder, number, merged=merging)
-            for gap in _gaps(first, end, kept)
-            for number, place in _pieces(*gap, rows, storage.max_size)
-        ]
-        segments = sorted(kept + new, key=lambda segment: segment.first)
-        index = {"capacity": storage.max_size, "first": first, "end": end}
-        (folder / INDEX).write_text(json.dumps(index | {"segments": [asdict(s) for s in segments]}))
+        single = [segment for segment in alive if not segment.merged]
+        merging = len(single) >= self._most_segments
+        linked = []
+        for segment in alive:
+            if (segment.merged or not merging) and self._link(segment, folder):
+                linked.append(segment)
+
+        new = self._written(storage, folder, _gaps(first, end, linked), merged=merging)
+        segments = sorted(linked + new, key=lambda segment: segment.first)
+        index = {
+            "capacity": storage.max_size,
+            "first": first,
+            "end": end,
+            "segments": list(map(asdict, segments)),
+        }
+        (folder / INDEX).write_text(json.dumps(index))
         self._segments = segments
         self._remember(folder)
+
+    def _written(
+        self,
+        storage: TensorStorage,
+        folder: Path,
+        gaps: Iterable[tuple[int, int]],
+        *,
+        merged: bool,
+    ) -> list[Segment]:
+        """The rows that no segment has, in new ones."""
+        row_bytes = 0
+        if len(storage):
+            for leaf in storage.get(slice(0, 1)).values(True, True):
+                row_bytes += leaf.nbytes
+        rows = max(1, self._segment_bytes // max(1, row_bytes))
+        segments = []
+        for first, end in gaps:
+            for number, place in _pieces(first, end, rows, storage.max_size):
+                segments.append(write(storage.get(place), folder, number, merged=merged))
+        return segments
 
     def loads(self, storage: TensorStorage, path: str | Path) -> None:
         """Put a checkpoint's rows, TorchRL's too, at their places; ConfigError if any is damaged.
@@ -212,7 +241,9 @@ class RowSegments(TensorStorageCheckpointer):
         first, segments = _read_index(folder / INDEX, storage.max_size)
         replay.forget_rows(storage)
         all_rows = [read(folder, segment) for segment in segments]
-        newest = [*all_rows[-1].keys(True, True)] if all_rows else []
+        newest = []
+        if all_rows:
+            newest = list(all_rows[-1].keys(True, True))
         for segment, whole in zip(segments, all_rows, strict=True):
             rows = whole.select(*newest, strict=False)[max(0, first - segment.first) :]
             at = max(first, segment.first) % storage.max_size
@@ -244,9 +275,8 @@ class RowSegments(TensorStorageCheckpointer):
 
 def digests_in(index: Path) -> dict[str, str]:
     """The digests of the segments that an index names, by file, as far as they are known."""
-    return {
-        s["file"]: s["digest"] for s in json.loads(index.read_text())["segments"] if s["digest"]
-    }
+    segments = json.loads(index.read_text())["segments"]
+    return {segment["file"]: segment["digest"] for segment in segments if segment["digest"]}
 
 
 def _gaps(first: int, end: int, segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:
@@ -272,7 +302,7 @@ def _read_index(file: Path, capacity: int) -> tuple[int, list[Segment]]:
     """The first row, and the segments that have it and all after it."""
     try:
         index = json.loads(file.read_text())
-        held = index["capacity"]
+        rows = index["capacity"]
         first = index["first"]
         end = index["end"]
         segments = [Segment(**segment) for segment in index["segments"]]
@@ -280,11 +310,11 @@ def _read_index(file: Path, capacity: int) -> tuple[int, list[Segment]]:
         raise unread("is missing", file) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise unread(f"is damaged: {first_line(error)}", file) from error
-    if held != capacity:
+    if rows != capacity:
         problem = (
-            f"the checkpoint has a replay buffer of {held:,} rows, and this one holds {capacity:,}"
+            f"the checkpoint has a replay buffer of {rows:,} rows, and this one holds {capacity:,}"
         )
-        raise ConfigError(problem, str(file.parent), f"give recipe.buffer_frames={held}")
+        raise ConfigError(problem, str(file.parent), f"give recipe.buffer_frames={rows}")
     if list(_gaps(first, end, segments)):
         raise unread("is damaged: some rows are in no segment", file)
     return first, segments
