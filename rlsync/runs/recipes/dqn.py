@@ -92,7 +92,9 @@ class DQNConfig(OffPolicyConfig):
 
 def build(run: parts.Run[DQNConfig]) -> Trainer:
     recipe = run.recipe
-    actor, greedy = (part.to(run.device) for part in make_policy(recipe, run.spaces))
+    actor, greedy = make_policy(recipe, run.spaces)
+    actor = actor.to(run.device)
+    greedy = greedy.to(run.device)
     loss = make_loss(recipe, run.spaces, actor).to(run.device)
     policy = TensorDictSequential(actor, greedy)  # its leaves are those of the sync map
     network = actor[0].module
@@ -142,10 +144,13 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
         seeing(recipe, spaces, q_net), in_keys=["observation"], out_keys=["action_value"]
     )
     actor = QValueActor(q_module, spec=spaces.action_spec)
+    epsilon_end = recipe.epsilon_end
+    if recipe.ladder_alpha:
+        epsilon_end = recipe.ladder_base
     greedy = EGreedyModule(
         spec=spaces.action_spec,
         eps_init=recipe.epsilon_start,
-        eps_end=recipe.ladder_base if recipe.ladder_alpha else recipe.epsilon_end,
+        eps_end=epsilon_end,
         annealing_num_steps=recipe.epsilon_frames,
     )
     return actor, greedy
@@ -169,12 +174,14 @@ def pure_update(loss: DQNLoss, optimizer: optim.Adam) -> pure.Update:
     double = loss.double_dqn
 
     def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
+        # Q(s, a) is to be r + gamma Q'(s', argmax Q'(s', .)); double: argmax Q(s', .)
         with torch.no_grad():
             values = q(target, b["next_observation"])
-            chooser = q(trained, b["next_observation"]) if double else values
-            goal = pure.goal(
-                b, gamma, values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-            )
+            chooser = values
+            if double:
+                chooser = q(trained, b["next_observation"])
+            choice = chooser.argmax(-1, keepdim=True)
+            goal = pure.goal(b, gamma, values.gather(-1, choice).squeeze(-1))
         errors = ((q(trained, b["observation"]) * b["action"]).sum(-1) - goal).square()
         return {"loss": pure.mean(b, errors), "td_error": errors.unsqueeze(-1)}
 

@@ -36,7 +36,7 @@ from rlsync.runs.recipes.networks import workers_player
 from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
-from rlsync.runs.recipes.settings import Config, EvaluationConfig
+from rlsync.runs.recipes.settings import Config, EvaluationConfig, RecipeConfig
 from rlsync.runs.recipes.timeline import versions_between_evaluations
 from rlsync.runs.recipes.trainer import register_hooks
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
@@ -46,7 +46,7 @@ APART = 2**30
 
 
 def register_with_evaluations(
-    trainer: Trainer, run: Run[Any], greedy: Player, learned: str = ""
+    trainer: Trainer, run: Run[RecipeConfig], greedy: Player, learned: str = ""
 ) -> None:
     """Register what publishes, logs and watches, and the evaluating process if the config wants one.
 
@@ -64,7 +64,7 @@ def register_with_evaluations(
 
 
 def make_evaluator(
-    run: Run[Any], collector: BaseCollector, player: Player, learned: str = ""
+    run: Run[RecipeConfig], collector: BaseCollector, player: Player, learned: str = ""
 ) -> Evaluator:
     """The process that plays on the workers' board, once it has made its first step.
 
@@ -74,13 +74,15 @@ def make_evaluator(
     config = run.config
     evaluation = run.recipe.evaluations()
     folder = run.folder
-    films = evaluation.video_every
     if board is None or folder is None:
         problem = "an evaluation needs a board to read and a run folder to write to"
         raise ConfigError(
             problem, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
         )
     best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
+    filming = None
+    if evaluation.video_every is not None:
+        filming = Filming(folder / VIDEOS, evaluation.video_every, folder / BEST_VIDEO)
     job = EvaluationJob(
         board=board,
         player=player,
@@ -93,7 +95,7 @@ def make_evaluator(
         device=run.evaluation_device,
         best=folder / BEST,
         kept=f"{POLICY}.{learned}",
-        filming=None if films is None else Filming(folder / VIDEOS, films, folder / BEST_VIDEO),
+        filming=filming,
         run_id=endpoint_of(collector).publisher.ledger.run_id,
         patience=patience_of(evaluation),
     )
@@ -195,9 +197,10 @@ def whether_episodes_end(config: Config, trials: Sequence[Trial]) -> str:
 def _limits_episodes(env: EnvConfig) -> bool:
     if isinstance(env, AtariConfig):
         return True
+    if "max_episode_steps" in env.kwargs:
+        return env.kwargs["max_episode_steps"] is not None
     registered = gymnasium.registry.get(env.id.rpartition(":")[2])
-    limit = None if registered is None else registered.max_episode_steps
-    return env.kwargs.get("max_episode_steps", limit) is not None
+    return registered is not None and registered.max_episode_steps is not None
 
 
 def _steps_of_workers(config: Config) -> Iterator[int]:

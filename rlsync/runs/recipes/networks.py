@@ -20,7 +20,8 @@ class MixedMLP(modules.MLP):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         dtype = self[0].weight.dtype  # functional calls put plain tensors in the parameters' place
-        return super().forward(*(tensor.to(dtype) for tensor in inputs)).float()
+        cast = [tensor.to(dtype) for tensor in inputs]
+        return super().forward(*cast).float()
 
 
 class NormedLinear(nn.Sequential):
@@ -43,10 +44,16 @@ def mlp(
     *,
     last_gain: float,
     activation: type[nn.Module] = nn.Tanh,
-    **options: Any,
+    layer_class: type[nn.Module] = nn.Linear,
 ) -> MixedMLP:
     """A network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
-    net = MixedMLP(features, outputs, num_cells=hidden, activation_class=activation, **options)
+    net = MixedMLP(
+        features,
+        outputs,
+        num_cells=hidden,
+        activation_class=activation,
+        layer_class=layer_class,
+    )
     layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, 2**0.5)
@@ -57,7 +64,10 @@ def mlp(
 
 def workers_dtype(sync: SyncConfig) -> torch.dtype | None:
     """The dtype in which workers hold their networks, if the sync map declares one."""
-    return next((dtype_named(route.dtype) for route in sync.map if route.dtype), None)
+    for route in sync.map:
+        if route.dtype:
+            return dtype_named(route.dtype)
+    return None
 
 
 def workers_player(sync: SyncConfig, player: Player, device: torch.device) -> Player:
@@ -68,11 +78,11 @@ def workers_player(sync: SyncConfig, player: Player, device: torch.device) -> Pl
     """
     if workers_dtype(sync) is None and device == CPU:
         return player
-    made = copied(player, "the player", player.modules, type(player).__name__)
-    for module in made.modules.values():
+    copy = copied(player, "the player", player.modules, type(player).__name__)
+    for module in copy.modules.values():
         module.to(CPU)
-    cast_as_workers(sync, made)
-    return made
+    cast_as_workers(sync, copy)
+    return copy
 
 
 def cast_as_workers(sync: SyncConfig, player: Player) -> None:

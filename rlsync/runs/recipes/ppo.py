@@ -101,10 +101,9 @@ class Advantages:
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         after = batch["next"]
-        seen = batch["observation"]
         following = after["observation"]
         done = after["done"]
-        values = self.critic.module(torch.cat([seen, following[:, -1:]], 1))
+        values = self.critic.module(torch.cat([batch["observation"], following[:, -1:]], 1))
         value = values[:, :-1]
         next_value = values[:, 1:]
         ends = done.squeeze(-1)
@@ -134,14 +133,17 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
         advantage = b["advantage"].squeeze(-1)
         target = b["value_target"].squeeze(-1)
         value = v(critic, b["observation"]).squeeze(-1)
+
+        # min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), with r = pi(a|s) / mu(a|s)
         gain = torch.minimum(ratio * advantage, ratio.clamp(least, most) * advantage)
-        found = {"loss_objective": -gain.mean()}
+        terms = {"loss_objective": -gain.mean()}
         if bonus:
             entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-            found |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
+            terms |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
+
         missed = (target - value).var(correction=0)
         spread = target.var(correction=0)
-        return found | {
+        return terms | {
             "loss_critic": critic_coeff * smooth_l1_loss(value, target, reduction="none").mean(),
             "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
             "kl_approx": -log_ratio.mean(),

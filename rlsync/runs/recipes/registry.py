@@ -167,41 +167,42 @@ def recipe_of(config: Config) -> Recipe:
     recipe = recipe_named(name, at=config.recipe._recipe_)
     if not isinstance(config.recipe, recipe.settings):
         problem = f"the recipe is named {name!r} and has the keys of another"
-        own = f"a YAML file of your own needs /schema/recipe/{name}@recipe in its defaults"
-        raise ConfigError(
-            problem, "recipe.name", f"choose recipe={name}, and leave recipe.name alone; {own}"
+        cure = (
+            f"choose recipe={name}, and leave recipe.name alone; a YAML file of your own needs "
+            f"/schema/recipe/{name}@recipe in its defaults"
         )
+        raise ConfigError(problem, "recipe.name", cure)
     return recipe
 
 
 def loaded(point: EntryPoint) -> Recipe:
     """Import the recipe that an entry point names; ConfigError if that is none, or has another name."""
     where = f"recipe {point.name!r}, at {point.value}"
-    found = extensions.imported(
+    recipe = extensions.imported(
         point,
         "recipe",
         "name it as module:OBJECT; the module is looked for in installed packages and, with --config-dir "
         "FOLDER, beside FOLDER; an installed recipe needs no _recipe_",
     )
-    if not isinstance(found, Recipe):
+    if not isinstance(recipe, Recipe):
         raise ConfigError(
-            f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)"
+            f"not a Recipe: {recipe!r}", where, "make one: RECIPE = Recipe(name, settings, ...)"
         )
-    if found.name != point.name:
-        problem = f"the recipe calls itself {found.name!r}"
+    if recipe.name != point.name:
+        problem = f"the recipe calls itself {recipe.name!r}"
         raise ConfigError(
             problem, where, "give the Recipe, its YAML file and its entry point one name"
         )
     from rlsync.runs.recipes.settings import RecipeConfig
 
-    if not (isinstance(found.settings, type) and issubclass(found.settings, RecipeConfig)):
-        problem = f"its settings are {found.settings!r}"
+    if not (isinstance(recipe.settings, type) and issubclass(recipe.settings, RecipeConfig)):
+        problem = f"its settings are {recipe.settings!r}"
         raise ConfigError(problem, where, "let them inherit parts.RecipeConfig")
-    own = vars(found.settings)
-    if own.get("__annotations__") and "__dataclass_fields__" not in own:
-        problem = f"its settings {found.settings!r} are no dataclass"
+    namespace = vars(recipe.settings)
+    if namespace.get("__annotations__") and "__dataclass_fields__" not in namespace:
+        problem = f"its settings {recipe.settings!r} are no dataclass"
         raise ConfigError(problem, where, "write @dataclass above them")
-    return found
+    return recipe
 
 
 def installed_config_folders() -> Iterator[Path]:

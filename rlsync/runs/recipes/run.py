@@ -44,7 +44,9 @@ class Run(Generic[S]):
         self.spaces = spaces
         self.again = again  #: the recorded life of a run that this one makes again
         self.shared = shared  #: the replay of the population that this agent belongs to
-        self.folder = None if config.run_dir is None else Path(config.run_dir)
+        self.folder: Path | None = None
+        if config.run_dir is not None:
+            self.folder = Path(config.run_dir)
 
     def file(self, name: str) -> Path | None:
         """The file of this name in the run's folder; None where the run writes nothing."""

@@ -71,11 +71,15 @@ def best_agent(run: Path) -> Path:
     from rlsync.runs.evaluation.process import read_evaluations  # loads torch
 
     def rank(agent: Path) -> tuple[bool, float]:
+        mean = -math.inf
         numbers = statistics_in(agent)
-        mean = None if numbers is None else numbers.return_mean
-        ranks = [(True, evaluated.rank) for evaluated in read_evaluations(agent / EVALUATIONS)]
-        known = [(judged, rank) for judged, rank in ranks if math.isfinite(rank)]
-        return max([(False, -math.inf if mean is None else mean), *known])
+        if numbers is not None and numbers.return_mean is not None:
+            mean = numbers.return_mean
+        ranks = [(False, mean)]
+        for evaluated in read_evaluations(agent / EVALUATIONS):
+            if math.isfinite(evaluated.rank):
+                ranks.append((True, evaluated.rank))
+        return max(ranks)
 
     return max(agents.values(), key=rank)
 
@@ -147,18 +151,23 @@ class RunStatistics:
     def progress(self) -> str:
         """How far the run is, in one line; what is not known yet is left out."""
         goal = self.total_frames
+        frames = f"frames {self.frames:,}"
+        if goal is not None:
+            frames += f" / {goal:,}"
         parts = [
-            f"frames {self.frames:,}" + ("" if goal is None else f" / {goal:,}"),
+            frames,
             f"return {_shown(self.return_mean, '.1f', 'none')}",
             f"version {self.version}",
             f"lag {self.lag_versions}",
-            "" if self.staleness_versions is None else f"staleness {self.staleness_versions:.1f}",
-            "" if self.publish_ms_p50 is None else f"publish {self.publish_ms_p50:.2f} ms",
-            f"{self.frames_per_s:,.0f} frames/s",
         ]
+        if self.staleness_versions is not None:
+            parts.append(f"staleness {self.staleness_versions:.1f}")
+        if self.publish_ms_p50 is not None:
+            parts.append(f"publish {self.publish_ms_p50:.2f} ms")
+        parts.append(f"{self.frames_per_s:,.0f} frames/s")
         if goal is not None and self.frames_per_s > 0:
             parts.append(f"left {duration((goal - self.frames) / self.frames_per_s)}")
-        return "  ".join(filter(None, parts))
+        return "  ".join(parts)
 
     def __str__(self) -> str:
         ratio = _shown(self.updates_per_frame, ".3g")
@@ -173,13 +182,13 @@ class RunStatistics:
                 waited += f", {duration(time.time() - self.outputs_held_time_s)} ago"
         if self.outputs_open is not None:
             waited += f"; nothing is told of their outputs now: {self.outputs_open}"
-        held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
+        publish = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
         adopted = f"{_shown(self.adoption_ms_p50)}, {_shown(self.adoption_ms_p95)}"
         arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"
         return (
             f"frames {self.frames:,} ({self.frames_per_s:,.0f}/s)  updates {self.updates:,} "
             f"({self.updates_per_s:,.0f}/s)  updates/frame {ratio}\n"
-            f"publish ms: {held}; until workers adopt: {adopted}; until its frames arrive: {arrive}\n"
+            f"publish ms: {publish}; until workers adopt: {adopted}; until its frames arrive: {arrive}\n"
             f"{waited}"
         )
 

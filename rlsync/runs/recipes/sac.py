@@ -10,14 +10,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn, optim
 from torch.nn.functional import softplus
 from torchrl.modules import ProbabilisticActor, TanhNormal
-from torchrl.objectives import CrossQLoss, SACLoss
+from torchrl.objectives import CrossQLoss, SACLoss, SoftUpdate
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError
@@ -71,6 +72,11 @@ class CrossQConfig(SoftConfig):
             )
 
 
+SoftLoss: TypeAlias = SACLoss | CrossQLoss
+
+BETAS = (0.9, 0.999)  #: Adam's own
+
+
 def build(run: parts.Run[SACConfig]) -> Trainer:
     loss = make_loss(run.recipe, run.spaces, run.device)
     return soft_trainer(run, loss, pure_update, pure.SoftTargets(loss, tau=run.recipe.tau))
@@ -82,9 +88,14 @@ def build_crossq(run: parts.Run[CrossQConfig]) -> Trainer:
 
 
 def soft_trainer(
-    run: parts.Run[Any], loss: Any, update: Any, target: Any = None, **adam: Any
+    run: parts.Run[SoftConfig],
+    loss: SoftLoss,
+    update: Callable[[Any, optim.Adam], pure.Update],
+    target: SoftUpdate | None = None,
+    *,
+    betas: tuple[float, float] = BETAS,
 ) -> Trainer:
-    optimizer = make_optimizer(run.recipe, loss, **adam)
+    optimizer = make_optimizer(run.recipe, loss, betas=betas)
     player = player_of(loss.actor_network, run.spaces)
     with parts.started_collector(run, player, random_frames=run.recipe.pace.prefill) as collector:
         trainer = make_trainer(run, collector, loss, target, optimizer, squared_errors=False)
@@ -104,9 +115,10 @@ def make_loss(
     recipe: SoftConfig,
     spaces: parts.Spaces,
     device: torch.device = CPU,
-    kind: Any = SACLoss,
-    **critics: Any,
-) -> Any:
+    *,
+    kind: type[SACLoss | CrossQLoss] = SACLoss,
+    layer_class: type[nn.Module] = nn.Linear,
+) -> SoftLoss:
     low, high = spaces.bounds()
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
     # The deviation is TorchRL's softplus + 0.01, not the paper's exponential: docs/how_to/off_policy.md.
@@ -119,15 +131,15 @@ def make_loss(
         distribution_class=TanhNormal,
         distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
     )
+    # The paper's target, minus one nat for each number of an action, is for actions from -1 to 1. The
+    # actor's log probabilities are those of the environment's actions, so the target is too.
+    log_volume = float(spaces.half_ranges().log().expand(spaces.actions).sum())
     loss = kind(
         actor.to(device),
-        twin_critics(recipe, spaces, device, **critics),
+        twin_critics(recipe, spaces, device, layer_class=layer_class),
         alpha_init=recipe.alpha_init,
         action_spec=spaces.action_spec,
-        # The paper's target, minus one nat for each number of an action, is for actions from -1 to 1. The
-        # actor's log probabilities are those of the environment's actions, so the target is too.
-        target_entropy=float(spaces.half_ranges().log().expand(spaces.actions).sum())
-        - spaces.actions,
+        target_entropy=log_volume - spaces.actions,
         **TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)
@@ -137,15 +149,18 @@ def make_loss(
 make_crossq_loss = partial(make_loss, kind=CrossQLoss, layer_class=NormedLinear)
 
 
-def make_optimizer(recipe: SoftConfig, loss: SACLoss, **adam: Any) -> optim.Adam:
+def make_optimizer(
+    recipe: SoftConfig, loss: SoftLoss, *, betas: tuple[float, float] = BETAS
+) -> optim.Adam:
     """One Adam, because the losses share no parameter, with a group for each learning rate."""
-    rates = (
-        ([loss.log_alpha], recipe.alpha_lr),
-        (loss.actor_network_params.parameters(), recipe.lr),
-        (loss.qvalue_network_params.parameters(), recipe.critic_lr),
-    )
-    groups = [{"params": list(params), "lr": lr or recipe.lr} for params, lr in rates]
-    optimizer = optim.Adam(groups, fused=True, **adam)
+    actor = list(loss.actor_network_params.parameters())
+    critics = list(loss.qvalue_network_params.parameters())
+    groups = [
+        {"params": [loss.log_alpha], "lr": recipe.alpha_lr or recipe.lr},
+        {"params": actor, "lr": recipe.lr},
+        {"params": critics, "lr": recipe.critic_lr or recipe.lr},
+    ]
+    optimizer = optim.Adam(groups, betas=betas, fused=True)
     optimizer.register_load_state_dict_pre_hook(_in_groups)
     return optimizer
 
@@ -156,15 +171,17 @@ def _in_groups(optimizer: optim.Optimizer, state: dict[str, Any]) -> dict[str, A
     if others:
         return state
     ids = iter(first["params"])
-    groups = [
-        first | {"params": [next(ids) for _ in group["params"]]} for group in optimizer.param_groups
-    ]
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append(first | {"params": list(islice(ids, len(group["params"])))})
     return state | {"param_groups": groups}
 
 
-def pure_update(
-    loss: Any, optimizer: optim.Adam, values: Callable[..., Any] | None = None
-) -> pure.Update:
+#: Of a batch, and of actions after it: each critic's values of the batch's actions, and of these.
+Values = Callable[[pure.Batch, Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]
+
+
+def pure_update(loss: SoftLoss, optimizer: optim.Adam, values: Values | None = None) -> pure.Update:
     """Equations 5, 7 and 18 of arXiv 1812.05905.
 
     ``values(batch, action)`` are each critic's, of the batch's actions and of the next ones; by default the
@@ -178,7 +195,8 @@ def pure_update(
     log_alpha = loss.log_alpha
     target_entropy = loss.target_entropy
     bounds = loss.actor_network[-1].distribution_kwargs
-    low, high = (bounds[name].to(log_alpha.device) for name in ("low", "high"))
+    low = bounds["low"].to(log_alpha.device)
+    high = bounds["high"].to(log_alpha.device)
     middle = (low + high) / 2
     half = (high - low) / 2
     normal = next(m for m in loss.actor_network.modules() if isinstance(m, NormalParamExtractor))
@@ -191,7 +209,7 @@ def pure_update(
         log_prob = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2 - log_slope
         return middle + half * pure.tanh_inside(x), log_prob.sum(-1)
 
-    def by_targets(b: pure.Batch, following: Tensor) -> Any:
+    def by_targets(b: pure.Batch, following: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         with torch.no_grad():
             after = q.each(targets, b["next_observation"], following)
         return q.each(critics, b["observation"], b["action"]), after
@@ -200,9 +218,11 @@ def pure_update(
         alpha = log_alpha.detach().exp()
         with torch.no_grad():
             action, log_prob = act(b["next_observation"], noise[0])
+        # Q(s, a) is to be r + gamma (min Q'(s', a') - alpha ln pi(a'|s'))
         now, after = (values or by_targets)(b, action)
         goal = pure.goal(b, gamma, torch.minimum(*after) - alpha * log_prob)
         errors = [value - goal for value in now]
+        # The actor lowers alpha ln pi(a|s) - min Q(s, a) by its own draws, and alpha holds the entropy.
         action, log_prob = act(b["observation"], noise[1])
         value = torch.minimum(*q.each([c.detach() for c in critics], b["observation"], action))
         entropy = -log_prob.detach()
@@ -218,7 +238,7 @@ def pure_update(
     return pure.Update(
         (loss.actor_network, loss.qvalue_network),
         (pure.Phase(optimizer, losses),),
-        noise=lambda b: [torch.randn_like(b["action"]) for _ in range(2)],
+        noise=lambda b: [torch.randn_like(b["action"]), torch.randn_like(b["action"])],
     )
 
 
@@ -226,17 +246,25 @@ def crossq_update(loss: CrossQLoss, optimizer: optim.Adam) -> pure.Update:
     """The critics see both steps of a transition in one batch: its statistics are those of both."""
     q, (critics,) = pure.network(loss.qvalue_network, loss.qvalue_network_params, training=True)
 
-    def at_once(b: pure.Batch, following: Tensor) -> Any:
-        seen = torch.cat([b["observation"], b["next_observation"]])
-        pairs = [
-            both.chunk(2) for both in q.each(critics, seen, torch.cat([b["action"], following]))
-        ]
-        return [now for now, _ in pairs], [after.detach() for _, after in pairs]
+    def at_once(b: pure.Batch, following: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        observation = torch.cat([b["observation"], b["next_observation"]])
+        action = torch.cat([b["action"], following])
+        now = []
+        after = []
+        for both in q.each(critics, observation, action):
+            value, next_value = both.chunk(2)
+            now.append(value)
+            after.append(next_value.detach())
+        return now, after
 
     return pure_update(loss, optimizer, at_once)
 
 
-def acting(make: Callable[..., Any], run: parts.Run[Any], deterministic: bool) -> parts.Acting:
+def acting(
+    make: Callable[[Any, parts.Spaces], SoftLoss],
+    run: parts.Run[SoftConfig],
+    deterministic: bool,
+) -> parts.Acting:
     actor = make(run.recipe, run.spaces).actor_network
     return parts.Acting(actor, player_of(actor, run.spaces, deterministic=deterministic))
 

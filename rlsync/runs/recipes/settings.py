@@ -214,19 +214,19 @@ class RecipeConfig:
 
     def evaluations(self) -> EvaluationConfig:
         """The settings of the process that evaluates meanwhile: the field ``evaluation``, if there is one."""
-        own = vars(self).get("evaluation")
-        if isinstance(own, EvaluationConfig):
-            return own
+        evaluation = vars(self).get("evaluation")
+        if isinstance(evaluation, EvaluationConfig):
+            return evaluation
         return EvaluationConfig()
 
     def batches(self, config: Config) -> Batches:
         """What a batch is made of; by default, one rollout of each worker."""
-        nodes = 1 if config.cluster.here else config.cluster.min_nodes
-        rollouts = max(1, config.workers_per_node * nodes)
-        steps = math.ceil(
-            config.collector.frames_per_batch / (rollouts * max(1, config.env.num_envs))
-        )
-        return Batches(steps, rollouts)
+        workers = config.workers_per_node
+        if not config.cluster.here:
+            workers *= config.cluster.min_nodes
+        rollouts = max(1, workers)
+        envs = rollouts * max(1, config.env.num_envs)
+        return Batches(math.ceil(config.collector.frames_per_batch / envs), rollouts)
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int | None:
         """How many optimizer steps follow a batch; None if the recipe cannot tell, and has no plan.
@@ -370,5 +370,7 @@ class Config:
     @property
     def workers_per_node(self) -> int:
         """How many workers act on each machine; the learner's own process is one."""
-        own = None if self.cluster.here else self.cluster.workers_per_node
-        return own or max(1, self.collector.num_workers)
+        here = max(1, self.collector.num_workers)
+        if self.cluster.here:
+            return here
+        return self.cluster.workers_per_node or here

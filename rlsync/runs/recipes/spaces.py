@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import gymnasium
 import numpy as np
@@ -103,10 +103,10 @@ class Takes:
         kinds = {"discrete": "discrete actions", "box": "continuous actions"}
         kinds["any"] = "discrete or bounded continuous actions"
         if self.pictures:
-            seen = "a flat observation or a picture (env=rendered)"
+            observations = "a flat observation or a picture (env=rendered)"
         else:
-            seen = "a flat observation"
-        return f"{seen} and {kinds[self.actions]}"
+            observations = "a flat observation"
+        return f"{observations} and {kinds[self.actions]}"
 
     def probe(self, config: EnvConfig) -> Spaces:
         """Look at one environment, made in this process; a ConfigError if the recipe cannot take it."""
@@ -125,10 +125,14 @@ class Takes:
         if (why := self._why_not(actions)) is not None:
             raise self._refused(config.id, why)
         features = math.prod(observations.shape)
-        picture: Any = observations.shape if observations.are_pictures else None
+        picture = None
+        if observations.are_pictures:
+            channels, height, width = observations.shape
+            picture = (channels, height, width)
         if isinstance(actions, DiscreteActions):
             return Spaces(features, actions.n, OneHot(actions.n, dtype=torch.int64), picture)
-        low, high = (torch.tensor(bound, device="cpu") for bound in (actions.low, actions.high))
+        low = torch.tensor(actions.low, device="cpu")
+        high = torch.tensor(actions.high, device="cpu")
         return Spaces(features, actions.size, Bounded(low, high), picture)
 
     def _why_not(self, actions: ActionSpec) -> str | None:
@@ -176,15 +180,14 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # it is foreign code, which may raise anything
         known = isinstance(error, (gymnasium.error.Error, TypeError, ValueError, ImportError))
-        if known:
-            told = first_line(error)
-        else:
-            told = f"{type(error).__name__}: {first_line(error)}"
-        problem = f"cannot make the environment {config.id!r}: {told}"
+        reason = first_line(error)
+        if not known:
+            reason = f"{type(error).__name__}: {reason}"
+        problem = f"cannot make the environment {config.id!r}: {reason}"
         cure = (
             "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0"
-            + more
         )
+        cure += more
         # its message names the package
         if isinstance(error, gymnasium.error.DependencyNotInstalled):
             cure = "install the package that the first line names, or give another env.id"
@@ -210,12 +213,10 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
             lost = error.__cause__
         if not isinstance(lost, (WorkerLost, AdoptionTimeout)):
             raise
-        in_config = "; in a config it is collector.start_timeout_s" * isinstance(
-            lost, AdoptionTimeout
-        )
-        raise type(lost)(
-            lost.what, f"{lost.where}; env.id={config.id}", lost.cure + in_config
-        ) from error
+        cure = lost.cure
+        if isinstance(lost, AdoptionTimeout):
+            cure += "; in a config it is collector.start_timeout_s"
+        raise type(lost)(lost.what, f"{lost.where}; env.id={config.id}", cure) from error
 
 
 # of a play: resets with a seed, and steps after each
@@ -231,11 +232,10 @@ def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, 
     for each in range(seed, seed + _RESETS):
         yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
         for step, answer in enumerate(random_steps(envs, generator, _STEPS), 1):
-            seen = {
-                key: digest([value])
-                for key, value in answer._asdict().items()
-                if torch.is_tensor(value)
-            }
-            seen["final observation"] = digest([last for _, last in answer.finals])
-            yield f"step {step} after reset(seed={each})", seen
+            digests = {}
+            for key, value in answer._asdict().items():
+                if torch.is_tensor(value):
+                    digests[key] = digest([value])
+            digests["final observation"] = digest([last for _, last in answer.finals])
+            yield f"step {step} after reset(seed={each})", digests
     envs.close()

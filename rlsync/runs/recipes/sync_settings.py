@@ -77,7 +77,8 @@ class SyncConfig:
 def trigger(when: WhenConfig) -> Trigger:
     """The trigger that a config describes, or the ConfigError that it describes none."""
     refuse(trigger_errors(when))
-    return reduce(or_, (make() for make in _makers(when)))
+    triggers = [make() for make in _makers(when)]
+    return reduce(or_, triggers)
 
 
 def verify_trigger(sync: SyncConfig) -> Trigger | None:
@@ -107,14 +108,14 @@ def _makers(when: WhenConfig) -> Iterator[Callable[[], Trigger]]:
 def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
     """The map ``{destination: source}`` that a config lists, or the first of :func:`map_errors`."""
     refuse(map_errors(sync))
-    return {
-        route.destination: Source(
-            route.source, route.dtype, tuple(route.exclude), tuple(route.idle)
-        )
-        if route.dtype or route.exclude or route.idle
-        else route.source
-        for route in sync.map
-    }
+    routes: dict[str, str | Source] = {}
+    for route in sync.map:
+        routes[route.destination] = route.source
+        if route.dtype or route.exclude or route.idle:
+            routes[route.destination] = Source(
+                route.source, route.dtype, tuple(route.exclude), tuple(route.idle)
+            )
+    return routes
 
 
 def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
@@ -122,7 +123,7 @@ def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
     if not sync.map:
         cure = "write sync.map=[{destination:policy,source:loss_module.actor_network}]"
         yield ConfigError("the sync map is empty", "sync.map", cure)
-    taken: set[str] = set()
+    destinations: set[str] = set()
     for entry, route in enumerate(sync.map):
         key = f"sync.map.{entry}"
         for side, path in (("destination", route.destination), ("source", route.source)):
@@ -133,8 +134,8 @@ def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
                 yield ConfigError(f"an entry of the sync map has no {side}", key, cure)
         if (dtype := route.dtype) is not None:
             yield from caught(partial(check_choice, "dtype", dtype, WIRE_DTYPES, f"{key}.dtype"))
-        if route.destination and route.destination in taken:
+        if route.destination and route.destination in destinations:
             yield ConfigError(
                 f"two entries of the sync map go to {route.destination!r}", key, "drop one"
             )
-        taken.add(route.destination)
+        destinations.add(route.destination)

@@ -92,21 +92,21 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
         return low + (high - low) * (pi(tensors, observation).tanh() + 1) / 2
 
     def critic_loss(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
+        # Q(s, a) is to be r + gamma min Q'(s', pi'(s') + noise)
         with torch.no_grad():
-            action = act(target_actor, b["next_observation"]) + (noise[0] * spread).clamp(
-                -most, most
-            )
-            values = q.each(targets, b["next_observation"], action.clamp(low, high))
-            goal = pure.goal(b, gamma, torch.minimum(*values))
-        errors = [
-            (value - goal).square() for value in q.each(critics, b["observation"], b["action"])
-        ]
+            action = act(target_actor, b["next_observation"])
+            action = action + (noise[0] * spread).clamp(-most, most)
+            after = q.each(targets, b["next_observation"], action.clamp(low, high))
+            goal = pure.goal(b, gamma, torch.minimum(*after))
+        now = q.each(critics, b["observation"], b["action"])
+        errors = [(value - goal).square() for value in now]
         return {
             "loss_qvalue": pure.mean(b, errors[0] + errors[1]),
             "td_error": torch.maximum(*errors),
         }
 
     def actor_loss(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
+        # The actor raises Q(s, pi(s)) of the first critic, whose weights stay.
         action = act(actor, b["observation"])
         first = [tensor[:1].detach() for tensor in critics]
         return {"loss_actor": -pure.mean(b, q.each(first, b["observation"], action)[0])}
@@ -124,8 +124,8 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
 
 
 def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
-    own = [p for p in params.values(True, True) if isinstance(p, nn.Parameter)]
-    return optim.Adam(own, lr=lr, fused=True)
+    trained = [leaf for leaf in params.values(True, True) if isinstance(leaf, nn.Parameter)]
+    return optim.Adam(trained, lr=lr, fused=True)
 
 
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = parts.CPU) -> TD3Loss:
@@ -151,7 +151,9 @@ def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = pa
 
 def acting(run: parts.Run[TD3Config], deterministic: bool) -> parts.Acting:
     actor = make_loss(run.recipe, run.spaces).actor_network
-    noise = 0.0 if deterministic else run.recipe.exploration_noise
+    noise = run.recipe.exploration_noise
+    if deterministic:
+        noise = 0.0
     return parts.Acting(actor, player_of(actor, run.spaces, noise))
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,16 @@ from rlsync.runs.recipes.run_files import (
     STALENESS,
     VERSIONS,
 )
-from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, LOGGERS, Config
+from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, LOGGERS, Config, RecipeConfig
 from rlsync.runs.recipes.sync_settings import sync_map, trigger, verify_trigger
 
 #: The name of LogReceipts in checkpoints. TorchRL refuses a checkpoint that lacks a registered name.
 _RECEIPTS_KEY = "sync_metrics"
 
 
-def annealing(run: Run[Any], optimizer: optim.Optimizer) -> optim.lr_scheduler.LRScheduler | None:
+def annealing(
+    run: Run[RecipeConfig], optimizer: optim.Optimizer
+) -> optim.lr_scheduler.LRScheduler | None:
     """A schedule that lowers the learning rate linearly to a twentieth over all frames, if asked for."""
     recipe = run.recipe
     if not recipe.anneal_lr:
@@ -53,7 +56,7 @@ def annealing(run: Run[Any], optimizer: optim.Optimizer) -> optim.lr_scheduler.L
     return optim.lr_scheduler.LambdaLR(optimizer, lambda batch: max(1 - batch / batches, 0.05))
 
 
-def trainer_settings(run: Run[Any]) -> dict[str, Any]:
+def trainer_settings(run: Run[RecipeConfig]) -> dict[str, Any]:
     """The arguments that every stock trainer takes, of one run."""
     config = run.config
     return {
@@ -72,21 +75,23 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
 
 
 def register_hooks(
-    trainer: Trainer, run: Run[Any], *, stop_at_return: bool = True
+    trainer: Trainer, run: Run[RecipeConfig], *, stop_at_return: bool = True
 ) -> EpisodeReturns:
     """Register those of :func:`register_sync`, what watches the workers, and the returned one.
 
     That logs returns and, with ``stop_at_return``, ends the run at ``recipe.target_return``.
     """
     register_sync(trainer, run)
-    target = run.recipe.target_return if stop_at_return else None
+    target = None
+    if stop_at_return:
+        target = run.recipe.target_return
     returns = EpisodeReturns(target, run.recipe.target_episodes)
     returns.register(trainer)
     run.place.watch(trainer)
     return returns
 
 
-def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
+def register_sync(trainer: Trainer, run: Run[RecipeConfig]) -> SyncWeights:
     """Register and return the hook that publishes by the config's map.
 
     And those that log its cost, ages and waits, write statistics, and end the run before a step that is not
@@ -105,26 +110,24 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         versions_file=run.file(VERSIONS),
     )
     sync.register(trainer)
+
+    # What rlsync rerun needs, and comparisons of what acts with what was published.
     alone = run.shared is None  # what others put into a shared replay is not recorded
     if run.folder is not None and settings.digest_every is not None and alone:
-        file = run.folder / SCHEDULE
-        facts = schedule_facts(run.config)
-
-        def way() -> str | None:
-            stepper = trainer.optimization_stepper
-            if isinstance(stepper, PureStepper):
-                return stepper.kind()
-            return None
-
-        RecordSchedule(sync, file, every=settings.digest_every, facts=facts, way=way).register(
-            trainer
-        )
+        RecordSchedule(
+            sync,
+            run.folder / SCHEDULE,
+            every=settings.digest_every,
+            facts=schedule_facts(run.config),
+            way=partial(_way_of_updates, trainer),
+        ).register(trainer)
     verifies = verify_trigger(settings)
     verify = None
     if verifies is not None:
         verify = VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
-    if verify is not None:
         verify.register(trainer)
+
+    # What is measured, and the guard that ends the run before a step that is not finite.
     staleness = StalenessHistogram(sync, run.file(STALENESS))
     staleness.register(trainer)
     StatisticsHook(
@@ -140,13 +143,22 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
     return sync
 
 
+def _way_of_updates(trainer: Trainer) -> str | None:
+    """What of the updates may decide the last bits of a number, if they are functions of tensors."""
+    stepper = trainer.optimization_stepper
+    if isinstance(stepper, PureStepper):
+        return stepper.kind()
+    return None
+
+
 def rest_between_checkpoints(trainer: Trainer) -> None:
     """Let half a minute pass between two checkpoints: each takes the learner a good part of a second."""
     frames = trainer.save_trainer_interval
 
     def look() -> None:
-        rested = time.monotonic() - trainer.checkpoint.written >= CHECKPOINT_REST_S
-        trainer.save_trainer_interval = frames if rested else math.inf
+        trainer.save_trainer_interval = math.inf
+        if time.monotonic() - trainer.checkpoint.written >= CHECKPOINT_REST_S:
+            trainer.save_trainer_interval = frames
 
     trainer.register_op("post_steps", look)
 
@@ -184,8 +196,9 @@ def make_logger(config: Config) -> Logger | None:
     try:
         if kind == "wandb":
             return _wandb(config, run_dir)
-        made: Any = {"tensorboard": TensorboardLogger, "csv": CsvFiles}.get(kind)
-        make = made or imported(installed(LOGGERS)[kind], "logger")
+        make: Any = {"tensorboard": TensorboardLogger, "csv": CsvFiles}.get(kind)
+        if make is None:
+            make = imported(installed(LOGGERS)[kind], "logger")
         logger = make(exp_name=METRICS, log_dir=run_dir, **kwargs)
     except TypeError as error:
         problem = f"the {kind} logger does not take these arguments: {first_line(error)}"
@@ -197,8 +210,8 @@ def make_logger(config: Config) -> Logger | None:
         problem = f"the {kind} logger cannot start: {type(error).__name__}: {first_line(error)}"
         raise ConfigError(problem, "logger.kind", "mend it, or take logger=csv") from error
     # TorchRL's loggers in processes of their own do not inherit Logger.
-    own = getattr(type(logger), "log_scalar", Logger.log_scalar) is not Logger.log_scalar
-    if not own or not hasattr(logger, "close"):
+    log_scalar = getattr(type(logger), "log_scalar", Logger.log_scalar)
+    if log_scalar is Logger.log_scalar or not hasattr(logger, "close"):
         cure = "let it return a torchrl.record.loggers.Logger that has a log_scalar of its own"
         problem = f"the {kind} logger is none: it is a {type(logger).__name__}"
         raise ConfigError(problem, "logger.kind", cure)
@@ -224,9 +237,10 @@ def _wandb_id(resume: str | None) -> str | None:
     """The id of the Weights & Biases run that wrote the checkpoint to resume from, if one did."""
     if resume is None:
         return None
-    found = taken(Path(resume), trusted=True, components=["logger"])  # the whole was checked before
-    if found is None or "logger" not in Checkpoint.manifest(found.checkpoint)["components"]:
+    # the whole was checked before
+    newest = taken(Path(resume), trusted=True, components=["logger"])
+    if newest is None or "logger" not in Checkpoint.manifest(newest.checkpoint)["components"]:
         return None
     saved = Component()
-    Checkpoint(logger=saved).load(found.checkpoint, components=["logger"])
+    Checkpoint(logger=saved).load(newest.checkpoint, components=["logger"])
     return saved.state.get("local", {}).get("id")

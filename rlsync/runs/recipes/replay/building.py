@@ -108,23 +108,41 @@ def relu_mlp(
     outputs: int,
     *,
     last_gain: float = 1.0,
-    **options: Any,
+    layer_class: type[nn.Module] = nn.Linear,
 ) -> nn.Module:
     """The network of these recipes: ReLU, with the initial weights that the config asks for."""
     if recipe.initial_weights == "torch":
         return MixedMLP(
-            features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU, **options
+            features,
+            outputs,
+            num_cells=recipe.hidden,
+            activation_class=nn.ReLU,
+            layer_class=layer_class,
         )
-    return mlp(features, outputs, recipe.hidden, last_gain=last_gain, activation=nn.ReLU, **options)
+    return mlp(
+        features,
+        outputs,
+        recipe.hidden,
+        last_gain=last_gain,
+        activation=nn.ReLU,
+        layer_class=layer_class,
+    )
 
 
 def twin_critics(
-    recipe: ActorCriticConfig, spaces: Spaces, device: torch.device, **options: Any
+    recipe: ActorCriticConfig,
+    spaces: Spaces,
+    device: torch.device,
+    *,
+    layer_class: type[nn.Module] = nn.Linear,
 ) -> list[ValueOperator]:
     """Two critics with initial weights of their own: a loss that doubles one widens their distribution."""
-    nets = (relu_mlp(recipe, spaces.features + spaces.actions, 1, **options) for _ in range(2))
-    seen = (seeing(recipe, spaces, net) for net in nets)
-    return [ValueOperator(net, in_keys=["observation", "action"]).to(device) for net in seen]
+    critics = []
+    for _ in range(2):
+        net = relu_mlp(recipe, spaces.features + spaces.actions, 1, layer_class=layer_class)
+        critic = ValueOperator(seeing(recipe, spaces, net), in_keys=["observation", "action"])
+        critics.append(critic.to(device))
+    return critics
 
 
 #: What TorchRL's losses of an actor and two critics are told.
