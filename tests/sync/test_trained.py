@@ -18,7 +18,7 @@ from torchrl.trainers import Trainer
 from rlsync import Source, SyncWeights, WeightBoard, resolve
 from rlsync.tensors.device import Covered
 from rlsync.torchrl_plugin.examine.examine import examine
-from rlsync.torchrl_plugin.examine.findings import findings_of
+from rlsync.torchrl_plugin.examine.verdicts import findings_of
 from tests.tools.parts import (
     make_a2c_loss,
     make_a2c_trainer,

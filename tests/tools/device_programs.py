@@ -39,7 +39,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
 from rlsync.torchrl_plugin.examine.examine import Outcome, examine
-from rlsync.torchrl_plugin.examine.findings import findings_of
+from rlsync.torchrl_plugin.examine.verdicts import findings_of
 from rlsync.transport.board.reader import BoardReader
 from rlsync.transport.board.slots import Staging
 from rlsync.transport.board.writer import BoardWriter

@@ -42,7 +42,7 @@ from rlsync.runs.recipes.hooks.steering import EpisodeReturns, EpsilonDecay
 from rlsync.sync.trained import Gradients, Training
 from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.examine.examine import examine
-from rlsync.torchrl_plugin.examine.findings import findings_of
+from rlsync.torchrl_plugin.examine.verdicts import findings_of
 from tests.laws.zoo.parts import actor_of
 from tests.tools.parts import (
     ACTIONS,

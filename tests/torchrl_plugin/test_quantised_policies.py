@@ -14,7 +14,7 @@ from torchrl.weight_update import MultiProcessWeightSyncScheme
 from rlsync import BoardScheme, Every, LayoutMismatch, SyncWeights, VerifySync
 from rlsync.core.plan import Verdict
 from rlsync.torchrl_plugin.examine.examine import examine
-from rlsync.torchrl_plugin.examine.findings import findings_of
+from rlsync.torchrl_plugin.examine.verdicts import findings_of
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (
     ACTIONS,

@@ -15,8 +15,8 @@ from rlsync.runs.life.examinations import env_findings, trainer_findings
 from rlsync.runs.life.job import jobs_of
 from rlsync.runs.life.users_trainer import FORM, MEANING, target_of
 from rlsync.runs.plain import json_of
-from rlsync.torchrl_plugin.examine.findings import Finding, Grade, worst
-from rlsync.torchrl_plugin.examine.machine import machine, packages
+from rlsync.torchrl_plugin.examine.machine import machine_findings
+from rlsync.torchrl_plugin.examine.verdicts import Finding, Grade, worst
 
 _EXAMPLES = """examples:
   rlsync doctor                           can this machine run rlsync?
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         for job in jobs_of(command_line.read(options.env)):
             findings += env_findings(job.config, options.timeout_s)
     if not findings:
-        findings = [*packages(), *machine()]
+        findings = machine_findings()
     if target is not None:
         findings += trainer_findings(target, options.timeout_s)
     if options.json:
@@ -106,5 +106,5 @@ def show(findings: list[Finding], console: Console) -> None:
         )
         if finding.cure:
             console.print(Text(f"      cure  {finding.cure}", style="italic"), soft_wrap=True)
-    verdicts = [finding.verdict for finding in findings]
-    console.print(", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _COLOURS))
+    grades = [finding.verdict for finding in findings]
+    console.print(", ".join(f"{grades.count(verdict)} {verdict}" for verdict in _COLOURS))

@@ -15,7 +15,7 @@ from rlsync.core.errors import first_line
 from rlsync.runs.life.training import prepare_process
 from rlsync.sync.families import end_group, start_as
 from rlsync.sync.processes import ending
-from rlsync.torchrl_plugin.examine.findings import HANGS
+from rlsync.torchrl_plugin.examine.verdicts import HANGS
 
 TIMEOUT_S = 60.0  #: default of ``--timeout-s``
 _START_TIMEOUT_S = 300.0  #: for the process to import torch and TorchRL, on a busy machine too

@@ -12,7 +12,7 @@ from rlsync.runs.life.users_trainer import NamedTrainer
 from rlsync.runs.recipes.settings import Config, EnvConfig
 from rlsync.runs.recipes.spaces import played
 from rlsync.torchrl_plugin.examine.examine import Examination, examine
-from rlsync.torchrl_plugin.examine.findings import Finding, findings_of
+from rlsync.torchrl_plugin.examine.verdicts import Finding, findings_of
 
 #: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
 _STEPS = 4

@@ -27,7 +27,7 @@ from rlsync.core.machine import affine_cores, require_checkpoints
 from rlsync.tensors.device import bfloat16_instructions
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin.examine.findings import Finding, Grade
+from rlsync.torchrl_plugin.examine.verdicts import Finding, Grade
 from rlsync.transport.board.format import DATA_AT
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.shared_file import KIND_VARIABLE, PAGE_BYTES, SharedFile
@@ -39,6 +39,11 @@ _NEEDED_DESCRIPTORS = 128
 _CGROUP = Path("/sys/fs/cgroup")
 _OPEN = "import os, sys; os.close(os.open(sys.argv[1], os.O_RDWR))"
 _OPEN_TIMEOUT_S = 30.0
+
+
+def machine_findings() -> list[Finding]:
+    """What of the installed packages and of this machine a run depends on."""
+    return [*packages(), *machine()]
 
 
 def machine() -> list[Finding]:

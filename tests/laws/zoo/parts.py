@@ -21,7 +21,7 @@ from torchrl.trainers import Trainer, UpdateWeights
 import rlsync
 from rlsync import RlsyncError, RlsyncWarning, Source, SyncWeights
 from rlsync.torchrl_plugin.examine.examine import examine
-from rlsync.torchrl_plugin.examine.findings import findings_of
+from rlsync.torchrl_plugin.examine.verdicts import findings_of
 from tests.tools.parts import ACTIONS, FRAMES_PER_BATCH, make_mlp, make_ppo_loss
 
 ROOT = Path(__file__).parents[3]

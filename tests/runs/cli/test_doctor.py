@@ -34,7 +34,7 @@ from rlsync.runs.cli import doctor
 from rlsync.runs.cli.main import main
 from rlsync.torchrl_plugin.examine import machine as doctor_machine
 from rlsync.torchrl_plugin.examine.examine import Examination, Outcome, examine, marked
-from rlsync.torchrl_plugin.examine.findings import Finding, findings_of, worst
+from rlsync.torchrl_plugin.examine.verdicts import Finding, findings_of, worst
 from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers
 from rlsync.transport.shared_file import KIND_VARIABLE, FileAddress, SharedFile, kind
 from tests.tools.parts import (

@@ -114,14 +114,14 @@ class StalenessHistogram(RegistersItself, Reader):
         """The mean age of what was consumed since the last call; None if nothing was."""
         consumed = self._consumed
         self._consumed = {}
-        ages: Counter[int] = Counter()
+        steps: Counter[int] = Counter()
         for newest, stamps in consumed.items():
             flat = torch.cat(list(map(torch.flatten, stamps)))
-            ages += counts_by_age(flat, self.sync.ledger, newest)
-        if not ages:
+            steps += counts_by_age(flat, self.sync.ledger, newest)
+        if not steps:
             return None
-        self.counts.update(ages)
-        return {"sync/staleness_versions": _mean_age(ages)}
+        self.counts.update(steps)
+        return {"sync/staleness_versions": _mean_age(steps)}
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
