@@ -12,9 +12,15 @@ from typing import Generic, TypeVar
 from rlsync import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.sync.families import end_group
-from rlsync.sync.processes import LOOK_EVERY_S, Silence, await_ready, ending, has_ended
+from rlsync.sync.processes import (
+    LOOK_EVERY_S,
+    Silence,
+    await_ready,
+    ending,
+    has_ended,
+    process_state,
+)
 from rlsync.sync.starting import StartLogs
-from rlsync.transport.board.format import process_state
 
 _log = logging.getLogger(__name__)
 

@@ -210,9 +210,9 @@ class Worker:
         roller = Roller(self._seat, make, settings.shape, overlap=settings.overlap)
         self._roller = roller
         roller.reset(self._first_seed)
-        acts = nn.ModuleList(player.modules.values())
+        policy = nn.ModuleList(player.modules.values())
         self.adopter.answers.shadow = lambda: Shadow(
-            acts, player.modules, roller.act_once_more, roller.before_acts
+            policy, player.modules, roller.act_once_more, roller.before_acts
         )
         self._writer.announce_ready()
 

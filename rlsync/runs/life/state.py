@@ -25,7 +25,8 @@ from rlsync.runs.actors.cluster.session import ClusterStatus
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
 from rlsync.runs.recipes.settings import THIS_MACHINE
-from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
+from rlsync.sync.processes import process_state
+from rlsync.transport.board.format import EVALUATOR, BoardWatch
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress

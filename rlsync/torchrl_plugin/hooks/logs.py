@@ -13,20 +13,13 @@ from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import Reader, free_name, registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require, require_trainer
+from rlsync.torchrl_plugin.hooks.misuse import (
+    RegistersItself,
+    require,
+    require_stamps,
+    require_trainer,
+)
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
-
-
-def require_stamps(sync: SyncWeights, who: str) -> None:
-    """Refuse a hook whose versions are not those of the frames that its trainer consumes."""
-    if sync.trainer is not None and sync.collector is not sync.trainer.collector:
-        problem = "the frames that this trainer consumes carry the versions of another hook"
-        where = f"{who}, with the SyncWeights of another {type(sync.collector).__name__}"
-        raise ConfigError(problem, where, "pass the SyncWeights of the trainer's own collector")
-    endpoint = sync.bound.endpoint
-    if not endpoint.stamped:
-        problem = "frames do not carry the version that acted"
-        raise ConfigError(problem, f"{who} on this trainer's collector", "; ".join(endpoint.notes))
 
 
 class Logs(TrainerHookBase):

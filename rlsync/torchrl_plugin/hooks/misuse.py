@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchrl.collectors import BaseCollector
@@ -14,6 +14,9 @@ from rlsync.core.plan import SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
 from rlsync.torchrl_plugin.compat import trainers, wrap_batches
+
+if TYPE_CHECKING:  # which uses what is here
+    from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 _PATIENCE = 10  #: so many batches without a call, or calls without progress, raise a warning
 
@@ -191,3 +194,15 @@ class Calls:
             where = f"the last {_PATIENCE} calls, after {now.batches} batches of that trainer"
             cure = "bind the hook to the trainer that calls it; in a loop of your own, call hook.publish()"
             warn(NothingPublished(problem, where, cure))
+
+
+def require_stamps(sync: SyncWeights, who: str) -> None:
+    """Refuse a hook whose versions are not those of the frames that its trainer consumes."""
+    if sync.trainer is not None and sync.collector is not sync.trainer.collector:
+        problem = "the frames that this trainer consumes carry the versions of another hook"
+        where = f"{who}, with the SyncWeights of another {type(sync.collector).__name__}"
+        raise ConfigError(problem, where, "pass the SyncWeights of the trainer's own collector")
+    endpoint = sync.bound.endpoint
+    if not endpoint.stamped:
+        problem = "frames do not carry the version that acted"
+        raise ConfigError(problem, f"{who} on this trainer's collector", "; ".join(endpoint.notes))

@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from rlsync import RlsyncError
 from rlsync.core.errors import first_line
 from rlsync.runs.actors.ring.format import RingCounters
-from rlsync.transport.board.format import process_state
+from rlsync.sync.processes import process_state
 
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
 ANSWER_WITHIN_S = 2.0

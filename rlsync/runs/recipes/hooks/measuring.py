@@ -30,8 +30,7 @@ from rlsync.torchrl_plugin.compat.collectors import around_arrivals
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import Reader, registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
-from rlsync.torchrl_plugin.hooks.logs import require_stamps
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require_stamps
 from rlsync.transport.contract import ReaderStatus
 
 
