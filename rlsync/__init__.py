@@ -12,15 +12,28 @@ from pathlib import Path as _Path
 
 __version__ = "0.2.0.dev0"
 
-_STUB = _ast.parse(_Path(__file__).with_suffix(".pyi").read_text())
 
-#: By public name, the module that defines it.
-_MODULES = {
-    name.name: str(imports.module)
-    for imports in _STUB.body
-    if isinstance(imports, _ast.ImportFrom)
-    for name in imports.names
-}
+def _names_in(file: str) -> dict[str, str]:
+    """By public name, the module that defines it: what the stub beside a file imports."""
+    stub = _ast.parse(_Path(file).with_suffix(".pyi").read_text())
+    return {
+        name.name: str(imports.module)
+        for imports in stub.body
+        if isinstance(imports, _ast.ImportFrom)
+        for name in imports.names
+    }
+
+
+def _loaded(name: str, modules: dict[str, str]) -> object:
+    """What a public name stands for: something that its module has, or a module of that package."""
+    with _import_module("rlsync.core.nameless").told_of_a_user_without_a_name():
+        module = _import_module(modules[name])
+        if not hasattr(module, name):
+            return _import_module(f"{modules[name]}.{name}")
+    return getattr(module, name)
+
+
+_MODULES = _names_in(__file__)
 
 __all__ = [*_MODULES, "__version__"]
 
@@ -29,9 +42,7 @@ def __getattr__(name: str) -> object:
     """Load a public name (PEP 562). Python calls this for names that the package does not have yet."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _import_module("rlsync.core.nameless").told_of_a_user_without_a_name():
-        module = _import_module(_MODULES[name])
-    globals()[name] = public = getattr(module, name)  # the next use finds it here
+    globals()[name] = public = _loaded(name, _MODULES)  # the next use finds it here
     return public
 
 

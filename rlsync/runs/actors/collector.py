@@ -5,7 +5,6 @@ from __future__ import annotations
 from multiprocessing.process import BaseProcess
 
 from rlsync import ConfigError
-from rlsync.core.user_input import check_count, check_timeouts
 from rlsync.runs.actors.envs.specs import EnvSpec
 from rlsync.runs.actors.intake import Rollouts
 from rlsync.runs.actors.own_process import OwnProcess
@@ -16,10 +15,7 @@ from rlsync.runs.actors.rollout_collector import RolloutCollector, crew_of
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Supervisor
 from rlsync.runs.actors.worker import WorkerJob, start_workers
-from rlsync.sync.starting import StartLogs
-from rlsync.tensors.sendable import check_sendable
-from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.board.writer import BoardWriter
+from rlsync.seams import BoardHandle, BoardWriter, sendable, starting, user_input
 
 
 class UnrollCollector(RolloutCollector):
@@ -82,10 +78,12 @@ class UnrollCollector(RolloutCollector):
     ) -> None:
         player = player_of(network)
         where = f"UnrollCollector(num_workers={num_workers!r})"
-        check_count(
+        user_input.check_count(
             "num_workers", num_workers, 0, where, "give 0 to act in the learner's own process"
         )
-        check_timeouts("UnrollCollector", may_be_none=False, start_timeout_s=start_timeout_s)
+        user_input.check_timeouts(
+            "UnrollCollector", may_be_none=False, start_timeout_s=start_timeout_s
+        )
         acting = max(1, num_workers)
         #: Whether a worker acts in the learner's own process, and there is no other.
         self.in_process = num_workers == 0
@@ -93,7 +91,7 @@ class UnrollCollector(RolloutCollector):
             start_method = settings.start_method
             check_player(player, start_method, "UnrollCollector")
             way_out = "give start_method='fork'"
-            check_sendable(
+            sendable.check_sendable(
                 env,
                 "the environment",
                 {},
@@ -114,7 +112,7 @@ class UnrollCollector(RolloutCollector):
         #: The ring that rollouts come from; another process can watch it through ``ring.handle``.
         self.ring = RolloutRing(crew.layout(), slots, acting, when_full)
         seed = self._first_seed()
-        logs = StartLogs(acting, start_timeout_s)
+        logs = starting.StartLogs(acting, start_timeout_s)
         self._workers: Supervisor | OwnProcess
         if self.in_process:
             self._workers = OwnProcess(self._job(seed, logs))
@@ -130,7 +128,7 @@ class UnrollCollector(RolloutCollector):
     def _made_board(self) -> BoardWriter:
         return BoardWriter()
 
-    def _job(self, seed: int, logs: StartLogs) -> WorkerJob:
+    def _job(self, seed: int, logs: starting.StartLogs) -> WorkerJob:
         return WorkerJob(
             crew=self.crew,
             ring=self.ring.handle,
@@ -139,7 +137,7 @@ class UnrollCollector(RolloutCollector):
             logs=tuple(logs.each),
         )
 
-    def _started(self, seed: int, logs: StartLogs) -> Supervisor:
+    def _started(self, seed: int, logs: starting.StartLogs) -> Supervisor:
         return start_workers(self._job(seed, logs), self.ring)
 
     def _source(self) -> Rollouts:

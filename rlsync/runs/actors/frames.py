@@ -43,10 +43,9 @@ import torch
 from torch import Tensor
 
 from rlsync import ConfigError
-from rlsync.core.user_input import nearest_name
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.player import Playable, Player, Record, player_of
-from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.seams import Layout, LeafSpec, user_input
 
 # workers need the names below and lay slots out, and tensordict takes seconds to import
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ def check_batch(
     needed = [*REQUIRED, *recorded_keys(network), *optional]
     for key in needed:
         if key not in batch:
-            near = nearest_name(key, sorted(map(str, batch.keys())))
+            near = user_input.nearest_name(key, sorted(map(str, batch.keys())))
             if near and near not in KEYS:
                 hint = f"rename {near!r}"
             else:
@@ -381,7 +380,7 @@ def check_known(batch: TensorDictBase, known: Sequence[str]) -> None:
     for key in sorted(map(str, batch.keys())):
         if key not in known:
             cure = "drop it"
-            near = nearest_name(key, known)
+            near = user_input.nearest_name(key, known)
             if near:
                 cure = f"did you mean {near!r}?"
             raise bad_batch(f"no batch has {key!r}", batch, cure)

@@ -12,11 +12,9 @@ import torch
 from tensordict import TensorDict
 
 from rlsync import AdoptionTimeout, RlsyncError
-from rlsync.core import trace
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.ring.reader import TakenRollout
-from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued, pin, shared_memory
+from rlsync.seams import device, processes, trace
 
 
 class Rollouts(Protocol):
@@ -85,7 +83,7 @@ class Intake:
 
     def __post_init__(self) -> None:
         self._held: list[TakenRollout] = []
-        self._copied = NOTHING_QUEUED  # from then on no copy reads the held slots
+        self._copied = device.NOTHING_QUEUED  # from then on no copy reads the held slots
         self._running = False
         self._look_next_s = 0.0  # when to look after the workers, although there are rollouts
         self._stopped: RlsyncError | None = None
@@ -104,14 +102,14 @@ class Intake:
                 _trace(rollout)
             if self._tell is not None:
                 self._tell(rollout, False)
-            if is_queued(self.device):
+            if device.is_queued(self.device):
                 arrays = [v for name, v in rollout.views.items() if name not in keys.FINAL]
-                pin(shared_memory(arrays), self.device)
+                device.pin(device.shared_memory(arrays), self.device)
             self._held.append(rollout)
         self.last = tuple(RolloutId(each.writer, each.life, each.number) for each in self._held)
         batch = self.form.batch(self._held, self.device)
-        if is_queued(self.device):
-            self._copied = Moment.now([self.device])
+        if device.is_queued(self.device):
+            self._copied = device.Moment.now([self.device])
         elif self.rollouts > 1:
             self.release()
         return batch
@@ -156,8 +154,8 @@ class Intake:
             looks = True
             if self.workers.look():
                 deadline = time.monotonic() + self.silent_timeout_s
-            self._look_next_s = time.monotonic() + LOOK_EVERY_S
-            rollout = self.ring.take(LOOK_EVERY_S)
+            self._look_next_s = time.monotonic() + processes.LOOK_EVERY_S
+            rollout = self.ring.take(processes.LOOK_EVERY_S)
             if rollout is not None:
                 return rollout
             if time.monotonic() >= deadline:

@@ -13,7 +13,7 @@ import torch
 from rlsync import AdoptionTimeout
 from rlsync.runs.actors.ring.writer import RingWriter
 from rlsync.runs.actors.worker import Worker, WorkerJob
-from rlsync.sync.starting import StartLogs
+from rlsync.seams import starting
 
 
 class OwnProcess:
@@ -32,7 +32,7 @@ class OwnProcess:
         with self._randomness.used():
             self._worker = Worker(job, worker=0, life=0, writer=self._writer)
 
-    def await_start(self, timeout_s: float, logs: StartLogs) -> None:
+    def await_start(self, timeout_s: float, logs: starting.StartLogs) -> None:
         """Make the environments; nobody else is there who could be late."""
         logs.close()
         with self._randomness.used():

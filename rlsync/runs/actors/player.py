@@ -14,9 +14,7 @@ from rlsync import ConfigError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.actions import ActionSpec
 from rlsync.runs.actors.envs.vectors import Envs
-from rlsync.sync.acts import Call, mid_episode
-from rlsync.tensors.sendable import check_sendable, copied
-from rlsync.tensors.target import forget_memory, materialise
+from rlsync.seams import acts, sendable, target
 
 _ROWS = 4  #: environments of a call that looks whether a player's parameters act
 
@@ -189,7 +187,7 @@ def player_of(acting: Player | Playable) -> Player:
 
 def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
     """A copy of a player, with its own memory, its floating weights in this dtype; ``None`` keeps theirs."""
-    clone = copied(player, "the player", player.modules, type(player).__name__)
+    clone = sendable.copied(player, "the player", player.modules, type(player).__name__)
     if dtype is not None:
         for module in clone.modules.values():
             module.to(dtype=dtype)
@@ -198,15 +196,15 @@ def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
 
 def without_memory(player: Player) -> Player:
     """A copy of a player whose modules are on the meta device: small to pickle. See :func:`materialised`."""
-    blank = copied(player, "the player", player.modules, type(player).__name__)
+    blank = sendable.copied(player, "the player", player.modules, type(player).__name__)
     for module in blank.modules.values():
-        forget_memory(module)
+        target.forget_memory(module)
     return blank
 
 
 def check_player(player: Player, start_method: str, where: str) -> None:
     """Refuse (ConfigError) a player that cannot be sent to worker processes."""
-    check_sendable(
+    sendable.check_sendable(
         player,
         "the player",
         player.modules,
@@ -219,12 +217,12 @@ def check_player(player: Player, start_method: str, where: str) -> None:
 def materialised(player: Player, device: torch.device = CPU) -> Player:
     """Give this player's modules memory, with arbitrary values, and let them need no gradient."""
     for module in player.modules.values():
-        materialise(module.requires_grad_(False))
+        target.materialise(module.requires_grad_(False))
         module.to(device)
     return player
 
 
-def player_call(player: Player, device: torch.device) -> Call:
+def player_call(player: Player, device: torch.device) -> acts.Call:
     """What calls a player on an input of its own, with the same random numbers each time."""
     player = player.by_weights()
 
@@ -236,9 +234,11 @@ def player_call(player: Player, device: torch.device) -> Call:
         reward = torch.zeros(_ROWS, device=device)
         state = {name: value.to(device) for name, value in player.begin(_ROWS, generator).items()}
         if not plain:
-            observation = mid_episode(observation)
-            reward = mid_episode(reward, 1)
-            state = {name: mid_episode(state[name], number) for number, name in enumerate(state, 2)}
+            observation = acts.mid_episode(observation)
+            reward = acts.mid_episode(reward, 1)
+            state = {
+                name: acts.mid_episode(state[name], number) for number, name in enumerate(state, 2)
+            }
         is_init = torch.full((_ROWS,), plain, device=device)
         acted = player.act(observation, is_init, reward, state, generator)
         return [acted.action, *acted.records.values(), *acted.state.values()]

@@ -10,8 +10,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rlsync import BoardClosed, ConfigError, WorkerLost
-from rlsync.record.planned import Plan, PlannedBoard
-from rlsync.record.schedule import FixedLag, Life, Rollout
 from rlsync.runs.actors.collector import UnrollCollector, ring_slots
 from rlsync.runs.actors.envs.specs import EnvSpec
 from rlsync.runs.actors.intake import Rollouts
@@ -21,14 +19,13 @@ from rlsync.runs.actors.ring.reader import RolloutRing, TakenRollout
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts, Supervisor
 from rlsync.runs.actors.worker import start_worker, supervised
-from rlsync.sync.starting import StartLogs
-from rlsync.transport.board.reader import BoardHandle
+from rlsync.seams import BoardHandle, planned, schedule, starting
 
 
 class InOrder:
     """Takes a ring's rollouts in a given order, dropped ones unseen. BoardClosed: the order is over."""
 
-    def __init__(self, ring: RolloutRing, order: Iterable[Rollout]) -> None:
+    def __init__(self, ring: RolloutRing, order: Iterable[schedule.Rollout]) -> None:
         self._ring = ring
         self._order = iter(order)
         self._next = next(self._order, None)
@@ -78,23 +75,23 @@ class RepeatedUnrolls(UnrollCollector):
         env: EnvSpec,
         settings: CollectSettings,
         *,
-        life: Life | FixedLag,
+        life: schedule.Life | schedule.FixedLag,
         lag: int,
         num_workers: int = 2,
         start_timeout_s: float = 300.0,
     ) -> None:
         workers = max(1, num_workers)
-        plan: Plan
-        if isinstance(life, Life):
+        plan: planned.Plan
+        if isinstance(life, schedule.Life):
             plan = life.plan(workers)
         else:
             plan = dict.fromkeys(range(workers), life)
-        self._planned = PlannedBoard(plan, stays=True, timeout_s=settings.silent_timeout_s)
+        self._planned = planned.PlannedBoard(plan, stays=True, timeout_s=settings.silent_timeout_s)
         self._life = life
         # Those of the run, and one with which each worker waits for its version.
         slots = ring_slots(settings, workers) + workers * (lag + 1) + settings.rollouts_per_batch
         restarts = settings.restarts
-        if isinstance(life, Life):
+        if isinstance(life, schedule.Life):
             restarts = Restarts(10**9, first_pause_s=0.0)
             # All rollouts of a version may be made before the learner takes the first of them.
             slots += max(Counter(rollout.version for rollout in life.rollouts).values())
@@ -113,13 +110,13 @@ class RepeatedUnrolls(UnrollCollector):
             start_timeout_s=start_timeout_s,
         )
 
-    def _made_board(self) -> PlannedBoard:
+    def _made_board(self) -> planned.PlannedBoard:
         return self._planned
 
     def board_here(self) -> BoardHandle:
         return self._planned.handle.board  # readers that are no workers have no plan
 
-    def _started(self, seed: int, logs: StartLogs) -> Supervisor:
+    def _started(self, seed: int, logs: starting.StartLogs) -> Supervisor:
         job = self._job(seed, logs)
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
@@ -128,7 +125,7 @@ class RepeatedUnrolls(UnrollCollector):
             life = None
             if rollout is not None:
                 life = rollout.life
-            if isinstance(self._life, FixedLag):
+            if isinstance(self._life, schedule.FixedLag):
                 life = again
                 if again:
                     number = self.ring.writer(worker).written

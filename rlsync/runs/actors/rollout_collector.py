@@ -17,7 +17,6 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from rlsync import BoardClosed, PublishError, RlsyncError
-from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.specs import EnvSpec, check_resets
 from rlsync.runs.actors.frames import Unrolls
 from rlsync.runs.actors.intake import Form, Intake, RolloutId, RolloutMakers, Rollouts
@@ -28,10 +27,7 @@ from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import LEAVE_TIMEOUT_S
 from rlsync.runs.actors.transitions import Transitions
 from rlsync.runs.actors.worker import Crew
-from rlsync.sync.processes import end_with_program
-from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.contract import Transport
+from rlsync.seams import POLICY, BoardHandle, Transport, WorkersPublisher, processes
 
 
 class RolloutCollector(BaseCollector):
@@ -79,7 +75,7 @@ class RolloutCollector(BaseCollector):
         self._frames = self._batches = 0
         self.closed = False  #: whether it was shut down
         self._pid = os.getpid()
-        end_with_program(self)
+        processes.end_with_program(self)
 
     def _first_seed(self) -> int:
         """The seed of the first environment of the first worker; drawn if the settings have none."""

@@ -10,11 +10,10 @@ from typing import get_args
 import torch
 
 from rlsync import ConfigError
-from rlsync.core.user_input import check_choice, check_count, check_timeouts
 from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.supervision import Restarts
-from rlsync.sync.adopter import Adopt
+from rlsync.seams import Adopt, user_input
 
 _CALL = "CollectSettings"  #: as errors name it
 
@@ -81,20 +80,20 @@ class CollectSettings:
     versions_file: str | Path | None = None
 
     def __post_init__(self) -> None:
-        check_timeouts(_CALL, may_be_none=False, silent_timeout_s=self.silent_timeout_s)
+        user_input.check_timeouts(_CALL, may_be_none=False, silent_timeout_s=self.silent_timeout_s)
         counts = {
             "steps": self.steps,
             "envs_per_worker": self.envs_per_worker,
             "rollouts_per_batch": self.rollouts_per_batch,
         }
         for name, count in counts.items():
-            check_count(name, count, 1, f"{_CALL}({name}={count!r})", "")
+            user_input.check_count(name, count, 1, f"{_CALL}({name}={count!r})", "")
         if self.overlap and self.envs_per_worker < 2:
             problem = "one environment cannot be split in two"
             where = f"{_CALL}(overlap=True, envs_per_worker={self.envs_per_worker})"
             raise ConfigError(problem, where, "give two or more, or overlap=False")
         where = f"{_CALL}(adopt={self.adopt!r})"
-        check_choice("adoption mode", self.adopt, get_args(Adopt), where)
+        user_input.check_choice("adoption mode", self.adopt, get_args(Adopt), where)
         self.learner_device()
 
     @property

@@ -11,16 +11,7 @@ from typing import Generic, TypeVar
 
 from rlsync import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.ring.reader import RolloutRing
-from rlsync.sync.families import end_group
-from rlsync.sync.processes import (
-    LOOK_EVERY_S,
-    Silence,
-    await_ready,
-    ending,
-    has_ended,
-    process_state,
-)
-from rlsync.sync.starting import StartLogs
+from rlsync.seams import families, processes, starting
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +120,7 @@ class Supervisor:
         self._start = start
         self._ring = ring
         self._pauses = Pauses[int](restarts)
-        self._silence = Silence(silent_timeout_s)
+        self._silence = processes.Silence(silent_timeout_s)
         self._silenced: set[int] = set()
         self._lives = [0] * count
         self._written = [0] * count  # rollouts that a worker had made when its life began
@@ -143,7 +134,7 @@ class Supervisor:
     def restarts(self) -> int:
         return sum(self._lives)
 
-    def await_start(self, timeout_s: float, logs: StartLogs) -> None:
+    def await_start(self, timeout_s: float, logs: starting.StartLogs) -> None:
         """Wait until all are ready. AdoptionTimeout: one is late. WorkerLost: one ended, and stays so."""
 
         def last_words(worker: int) -> str:
@@ -151,13 +142,13 @@ class Supervisor:
             return self._headline(worker)
 
         try:
-            await_ready(self.procs, self._ready, timeout_s, last_words, logs.doing)
+            processes.await_ready(self.procs, self._ready, timeout_s, last_words, logs.doing)
         finally:
             logs.close()
 
     def _ready(self, worker: int, seconds: float) -> bool:
         if not self._ring.writer(worker).ready:
-            time.sleep(min(seconds, LOOK_EVERY_S / 10))
+            time.sleep(min(seconds, processes.LOOK_EVERY_S / 10))
         return self._ring.writer(worker).ready
 
     def look(self) -> bool:
@@ -187,11 +178,11 @@ class Supervisor:
             raise self._nothing_came(self._silence.timeout_s)
         for worker in silent:
             self._silenced.add(worker)
-            end_group(self.procs[worker])
+            families.end_group(self.procs[worker])
         return silent
 
     def _has_ended(self, worker: int) -> bool:
-        return has_ended(self.procs[worker], dying=bool(self._headline(worker)))
+        return processes.has_ended(self.procs[worker], dying=bool(self._headline(worker)))
 
     def _start_again(self, worker: int) -> None:
         del self._pauses.due[worker]
@@ -204,7 +195,7 @@ class Supervisor:
         _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
 
     def _note_end(self, worker: int) -> None:
-        end_group(self.procs[worker])
+        families.end_group(self.procs[worker])
         pause_s = self._pauses.note_end(worker)
         if pause_s is None or self._ended_alike(worker) > self._pauses.restarts.alike_at_most:
             end = self._how_it_ended(worker, self._pauses.how_often(worker))
@@ -246,7 +237,7 @@ class Supervisor:
             why = f" after {self._silence.timeout_s:g} s of silence"
         else:
             why = ""
-        end = f"worker {worker} (pid {process.pid}) {ending(process.exitcode or 0)}{why}{when}"
+        end = f"worker {worker} (pid {process.pid}) {processes.ending(process.exitcode or 0)}{why}{when}"
         if words:
             return f"{end}: {words}"
         return end
@@ -272,7 +263,8 @@ class Supervisor:
             return self._how_it_ended(worker)
         pid = self.procs[worker].pid or 0
         seen_s = self._ring.writer(worker).heartbeat_age_s
-        return f"worker {worker} (pid {pid}, {process_state(pid) or 'running'}, last seen {seen_s:.1f} s ago)"
+        state = processes.process_state(pid) or "running"
+        return f"worker {worker} (pid {pid}, {state}, last seen {seen_s:.1f} s ago)"
 
     def end(self, timeout_s: float) -> None:
         """Wait until all workers have left; after ``timeout_s`` end those that have not."""
@@ -282,7 +274,7 @@ class Supervisor:
         _end_each(
             [p for p in self.procs if p.exitcode is None], BaseProcess.terminate, _AFTER_SIGTERM_S
         )
-        _end_each(self.procs, end_group, _AFTER_SIGKILL_S)
+        _end_each(self.procs, families.end_group, _AFTER_SIGKILL_S)
         for process in self.procs:
             process.close()
         self.procs = []

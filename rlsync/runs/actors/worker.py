@@ -16,8 +16,6 @@ import torch
 from torch import nn
 
 from rlsync import BoardClosed, RlsyncError
-from rlsync.core import trace
-from rlsync.record.planned import PlannedHandle, PlannedReader
 from rlsync.runs.actors.envs.specs import EnvSpec, make_venv
 from rlsync.runs.actors.envs.vectors import Envs
 from rlsync.runs.actors.player import Player, Seat, check_fits, materialised, player_call
@@ -27,13 +25,19 @@ from rlsync.runs.actors.ring.writer import RingWriter
 from rlsync.runs.actors.roller import Roller
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Supervisor
-from rlsync.sync.acts import examined
-from rlsync.sync.adopter import Adopt, Adopter, Destination
-from rlsync.sync.families import lead_group, start_process
-from rlsync.sync.sample import Shadow
-from rlsync.sync.starting import StartLog
-from rlsync.tensors.layout import Layout
-from rlsync.transport.board.reader import BoardHandle
+from rlsync.seams import (
+    Adopt,
+    Adopter,
+    BoardHandle,
+    Destination,
+    Layout,
+    Shadow,
+    acts,
+    families,
+    planned,
+    starting,
+    trace,
+)
 
 #: the seeds of a worker's next life lie this far from those of the life before
 _SEEDS_APART = 1_000_003
@@ -58,10 +62,10 @@ class Crew:
 class WorkerJob:
     crew: Crew
     ring: RingHandle  # where rollouts go
-    board: BoardHandle | PlannedHandle  # where weights come from
+    board: BoardHandle | planned.PlannedHandle  # where weights come from
     seed: int  # of the first environment of the first worker
     # where each worker leaves what it prints while it makes its environments
-    logs: tuple[StartLog, ...]
+    logs: tuple[starting.StartLog, ...]
 
 
 def start_workers(job: WorkerJob, ring: RolloutRing) -> Supervisor:
@@ -84,7 +88,9 @@ def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
     # imports take seconds: the fork server does them once, for restarts too
     if method == "forkserver":
         set_forkserver_preload(["__main__", __name__, type(crew.player).__module__])
-    return start_process(method, run_worker, (job, worker, life), f"rlsync worker {worker}")
+    return families.start_process(
+        method, run_worker, (job, worker, life), f"rlsync worker {worker}"
+    )
 
 
 def run_worker(job: WorkerJob, worker: int, life: int) -> None:
@@ -129,13 +135,13 @@ def seed_all(seed: int) -> None:
 def prepare_process() -> None:
     """One thread, its own process group, no signal handlers of a learner that forked it, and no Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    lead_group()
+    families.lead_group()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
 def adopting(
-    board: BoardHandle | PlannedHandle,
+    board: BoardHandle | planned.PlannedHandle,
     reader: int,
     player: Player,
     adopt: Adopt,
@@ -161,7 +167,9 @@ def adopting(
             aliased = set(player.modules)
         else:
             aliased = set()
-        adopter.note_acting(examined(player.modules, player_call(player, device), alias=aliased))
+        adopter.note_acting(
+            acts.examined(player.modules, player_call(player, device), alias=aliased)
+        )
     adopter.place(places)
     adopter.tell()
     adopter.adopt()
@@ -182,7 +190,7 @@ class Worker:
         self._crew = crew
         self._writer = writer
         self.adopter = adopting(job.board, worker, player, crew.settings.adopt, device, prove=True)
-        if isinstance(self.adopter.reader, PlannedReader):
+        if isinstance(self.adopter.reader, planned.PlannedReader):
             self.adopter.reader.waiting = writer.count_wait
         #: What is added to the seed of a run, or to a new one, for the first environment of this worker.
         self._offset = worker * crew.settings.envs_per_worker + life * _SEEDS_APART

@@ -24,7 +24,7 @@ from rlsync.runs.recipes.evaluating import (
 )
 from rlsync.runs.recipes.settings import ClusterConfig, Config, LoggerConfig
 from rlsync.runs.recipes.timeline import Timeline, timeline
-from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
+from rlsync.seams import trainers
 
 _ABOUT = "List all that is wrong with a config, or print what its run will do, and when. Nothing is trained."
 
@@ -142,7 +142,7 @@ def _start(job: Job) -> None:
         with shut_down(replace(job, config=config).build()) as trainer:
             if config.env.names_module:
                 next(iter(trainer.collector))
-            run_shutdown_operations(trainer)  # an evaluator still writes into the folder
+            trainers.run_shutdown_operations(trainer)  # an evaluator still writes into the folder
 
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from rlsync.record.schedule import runs_compared
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.life.output import EXIT_FAILED
 from rlsync.runs.life.run_folder import RecordedRun
 from rlsync.runs.plain import json_of
+from rlsync.seams import schedule
 
 _EXAMPLES = """examples:
   rlsync compare runs/a runs/b
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         run.tell_without_end(run.lives[-1])
         runs.append(run)
     one, other = runs
-    comparison = runs_compared(one.lives, other.lives)
+    comparison = schedule.runs_compared(one.lives, other.lives)
     if options.json:
         print_document(json_of(asdict(comparison), None))
     else:

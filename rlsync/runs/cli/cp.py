@@ -12,12 +12,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlsync import ConfigError
-from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.cli.main import parser_of
 from rlsync.runs.config import shipped
 from rlsync.runs.config.shipped import CLUSTER, ENV, RECIPE, TUNED, Shipped
 from rlsync.runs.recipes import registry
 from rlsync.runs.recipes.settings import THIS_MACHINE
+from rlsync.seams import user_input
 
 _EXAMPLES = """examples:
   rlsync cp recipe/ppo
@@ -68,9 +68,9 @@ def find(name: str) -> Shipped:
         return known[name]
     same_end = [full for full in known if full.endswith("/" + name)]
     if same_end:
-        hint = did_you_mean(same_end[0])
+        hint = user_input.did_you_mean(same_end[0])
     else:
-        hint = did_you_mean(nearest_name(name, known))
+        hint = user_input.did_you_mean(user_input.nearest_name(name, known))
     raise ConfigError(
         f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all"
     )

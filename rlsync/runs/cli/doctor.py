@@ -15,8 +15,7 @@ from rlsync.runs.life.examinations import env_findings, trainer_findings
 from rlsync.runs.life.job import jobs_of
 from rlsync.runs.life.users_trainer import FORM, MEANING, target_of
 from rlsync.runs.plain import json_of
-from rlsync.torchrl_plugin.examine.machine import machine_findings
-from rlsync.torchrl_plugin.examine.verdicts import Finding, Grade, worst
+from rlsync.seams import machine_findings, verdicts
 
 _EXAMPLES = """examples:
   rlsync doctor                           can this machine run rlsync?
@@ -32,7 +31,7 @@ whether the environment writes into an answer later, as TorchRL's GymEnv does no
 
 exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
 """
-_COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
+_COLOURS: dict[verdicts.Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> int:
         print(as_markdown(findings))
     else:
         show(findings, Console())
-    if worst(findings) == "fail":
+    if verdicts.worst(findings) == "fail":
         return 1
     return 0
 
@@ -79,12 +78,12 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def as_json(findings: list[Finding]) -> str:
+def as_json(findings: list[verdicts.Finding]) -> str:
     """``{"verdict": ..., "findings": [{"verdict", "what", "found", "cure"}, ...]}``."""
-    return json_of({"verdict": worst(findings), "findings": list(map(asdict, findings))})
+    return json_of({"verdict": verdicts.worst(findings), "findings": list(map(asdict, findings))})
 
 
-def as_markdown(findings: list[Finding]) -> str:
+def as_markdown(findings: list[verdicts.Finding]) -> str:
     """A Markdown table. Its cells contain no line breaks and no bars."""
     lines = ["| | what | found | cure |", "|---|---|---|---|"]
     for finding in findings:
@@ -96,7 +95,7 @@ def as_markdown(findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
-def show(findings: list[Finding], console: Console) -> None:
+def show(findings: list[verdicts.Finding], console: Console) -> None:
     """Print one line for each finding, with its cure below it. Nothing is cut off."""
     width = max((len(finding.what) for finding in findings), default=0)
     for finding in findings:

@@ -15,7 +15,7 @@ from rlsync.runs.life.apart import TIMEOUT_S, Failed, Say, run_apart
 from rlsync.runs.life.job import jobs_of
 from rlsync.runs.life.training import prepare_process, shut_down
 from rlsync.runs.life.users_trainer import FORM, MEANING, NamedTrainer
-from rlsync.torchrl_plugin.compat.trainers import registered_modules
+from rlsync.seams import trainers
 
 _EXAMPLES = """examples:
   rlsync explain
@@ -99,7 +99,9 @@ def _plan(target: NamedTrainer, timeout_s: float, say: Say) -> None:
 
 def plan_of(trainer: Trainer) -> SyncPlan:
     """The plan of the SyncWeights hook that a trainer has for its own collector; or else for another."""
-    syncs = [module for module in registered_modules(trainer) if isinstance(module, SyncWeights)]
+    syncs = [
+        module for module in trainers.registered_modules(trainer) if isinstance(module, SyncWeights)
+    ]
     for sync in sorted(syncs, key=lambda sync: sync.feeds is not trainer.collector):
         return sync.plan
     cure = "SyncWeights({...}).register(trainer) before the function returns"

@@ -11,10 +11,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlsync import ConfigError
-from rlsync.core.user_input import check_choice
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.config import shipped
 from rlsync.runs.plain import json_of
+from rlsync.seams import user_input
 
 _EXAMPLES = """examples:
   rlsync ls
@@ -89,9 +89,9 @@ def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
 def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipped.Shipped]:
     """The configs that ``GROUP`` or ``GROUP=NAME`` means."""
     group, _, name = word.partition("=")
-    check_choice("group", group, groups, "rlsync ls GROUP")
+    user_input.check_choice("group", group, groups, "rlsync ls GROUP")
     configs = groups[group]
     if not name:
         return configs
-    check_choice(group, name, [config.name for config in configs], f"rlsync ls {word}")
+    user_input.check_choice(group, name, [config.name for config in configs], f"rlsync ls {word}")
     return [config for config in configs if config.name == name]

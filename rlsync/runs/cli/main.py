@@ -15,9 +15,8 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError, __version__
-from rlsync.core.nameless import told_of_a_user_without_a_name
-from rlsync.core.user_input import check_choice
 from rlsync.runs.life.output import EXIT_USAGE, Unread, exit_status, output_read
+from rlsync.seams import told_of_a_user_without_a_name, user_input
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
 VERBS = {
@@ -148,7 +147,7 @@ def _run(words: list[str]) -> int:
     verb, *arguments = words
     if verb in GONE:
         raise ConfigError(f"there is no verb {verb!r} any more", f"rlsync {verb}", GONE[verb])
-    check_choice("verb", verb, VERBS, "rlsync VERB")
+    user_input.check_choice("verb", verb, VERBS, "rlsync VERB")
     around: AbstractContextManager[None] = nullcontext()
     if asks_json(arguments):
         around = _document_alone()

@@ -14,9 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from rlsync import ConfigError
-from rlsync.core.whole_file import check_folder
-from rlsync.record.schedule import Life, named
 from rlsync.runs.life.run_folder import Curve, NotRecorded, RunFolder
+from rlsync.seams import schedule, whole_file
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -62,7 +61,7 @@ Reading = tuple[Panel, Layer, str, Curve]  #: the curve of the run of this name 
 
 
 def check_file(out: Path) -> None:
-    check_folder(out)
+    whole_file.check_folder(out)
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
         problem = f"no picture format {out.suffix!r}"
@@ -237,7 +236,7 @@ PANELS = (
 )
 
 
-def lanes(lives: Mapping[str, Life]) -> Figure:
+def lanes(lives: Mapping[str, schedule.Life]) -> Figure:
     """A lane for each worker, its rollouts coloured by the version that acted; publishes below."""
     heights = [1.5 + 0.5 * len(_workers(life)) for life in lives.values()]
     figure = Figure(figsize=(10, sum(heights)), layout="constrained")
@@ -253,7 +252,7 @@ def lanes(lives: Mapping[str, Life]) -> Figure:
     return figure
 
 
-def _draw_life(axes: Axes, life: Life) -> None:
+def _draw_life(axes: Axes, life: schedule.Life) -> None:
     workers = _workers(life)
     for rollout, begin_ms in life.spans():
         hatch = None
@@ -275,8 +274,8 @@ def _draw_life(axes: Axes, life: Life) -> None:
     axes.plot(seconds, [0] * len(seconds), "|", color="black", ms=12)
     for note in life.notes:
         axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
-    axes.set_yticks(range(len(workers) + 1), ["publishes", *map(named, workers)])
+    axes.set_yticks(range(len(workers) + 1), ["publishes", *map(schedule.named, workers)])
 
 
-def _workers(life: Life) -> list[int]:
+def _workers(life: schedule.Life) -> list[int]:
     return sorted({rollout.worker for rollout in life.rollouts})

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.errors import first_line, printable
 from rlsync.runs.cli.main import parser_of, print_document
 from rlsync.runs.life.state import status_of
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
+from rlsync.seams import first_line, printable
 
 _EXAMPLES = """examples:
   rlsync status runs/2026-11-20/18-00-00-000000

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlsync import ConfigError
-from rlsync.core.whole_file import check_folder
-from rlsync.record.schedule import Life, named
 from rlsync.runs.cli.main import parser_of
 from rlsync.runs.cli.pictures import panels_for
 from rlsync.runs.life.run_folder import RecordedRun
 from rlsync.runs.recipes.run_files import TIMELINE
+from rlsync.seams import schedule, whole_file
 
 _EXAMPLES = """examples:
   rlsync timeline runs/2026-11-20/18-00-00-000000
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> int:
     else:
         done = "written"
         file = options.trace
-        check_folder(file)
+        whole_file.check_folder(file)
         file.write_text(json.dumps({"traceEvents": list(events(lives))}))
     for run, life in zip(runs, newest, strict=True):
         run.tell_without_end(life)
@@ -79,13 +78,13 @@ _LEARNER = 1
 _WORKERS = 2
 
 
-def events(lives: Mapping[str, Life]) -> Iterator[dict[str, Any]]:
+def events(lives: Mapping[str, schedule.Life]) -> Iterator[dict[str, Any]]:
     """The events of a trace, of one or several runs by their names."""
     for number, (name, life) in enumerate(lives.items(), 1):
         yield from _events_of(number, name, life)
 
 
-def _events_of(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:
+def _events_of(run: int, name: str, life: schedule.Life) -> Iterator[dict[str, Any]]:
     """A process for the run, in it a thread for the learner and for each worker."""
 
     def event(
@@ -96,7 +95,7 @@ def _events_of(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:
     yield event("M", _LEARNER, 0, "process_name", {"name": name})
     yield event("M", _LEARNER, 0, "thread_name", {"name": "learner"})
     for worker in sorted({rollout.worker for rollout in life.rollouts}):
-        yield event("M", _WORKERS + worker, 0, "thread_name", {"name": named(worker)})
+        yield event("M", _WORKERS + worker, 0, "thread_name", {"name": schedule.named(worker)})
     for rollout, begin_ms in life.spans():
         title = f"version {rollout.version}"
         if rollout.dropped:

@@ -12,9 +12,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from rlsync.core.errors import printable
 from rlsync.runs.life.state import EVERY_S, HAS_ENDED, KILLED, PLAIN_EVERY_S, RunStatus, status_of
 from rlsync.runs.recipes.run_files import STATISTICS, RunStatistics
+from rlsync.seams import printable
 
 
 def watch(run: Path) -> int:

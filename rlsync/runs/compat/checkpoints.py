@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.core.whole_file import reserve
+from rlsync.seams import whole_file
 
 
 class StagedCheckpoint(Checkpoint):
@@ -51,7 +51,7 @@ class _MapsWithRoom(TorchFunctionMode):
             dtype = options.get("dtype") or torch.get_default_dtype()
             file = os.open(args[0], os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                reserve(file, options["size"] * dtype.itemsize)
+                whole_file.reserve(file, options["size"] * dtype.itemsize)
             finally:
                 os.close(file)
         return func(*args, **options)

@@ -14,8 +14,7 @@ from torchrl.trainers import OptimizationStepper, ReplayBufferTrainer, Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.runs.compat.replay import Fields, RowBuffer
-from rlsync.torchrl_plugin.compat import in_place_of
-from rlsync.torchrl_plugin.compat.trainers import Reader, is_ours, owner_of
+from rlsync.seams import in_place_of, trainers
 
 
 def forget_logged(trainer: Trainer) -> None:
@@ -44,8 +43,8 @@ def fields_read(trainer: Trainer) -> set[NestedKey] | None:
     """The fields that hooks read of the batches of updates; None if one of them may read any."""
     fields: set[NestedKey] = set()
     for op, _ in [*trainer._process_optim_batch_ops, *trainer._post_optim_log_ops]:
-        owner = owner_of(op)
-        if isinstance(owner, Reader) and is_ours(owner):
+        owner = trainers.owner_of(op)
+        if isinstance(owner, trainers.Reader) and trainers.is_ours(owner):
             fields.update(owner.reads)
         elif type(owner) is not ReplayBufferTrainer:  # which draws them
             return None
@@ -70,7 +69,7 @@ _ALIKE = (RandomSampler, SamplerWithoutReplacement)  #: samplers without priorit
 def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:
     """What somebody else has hung on losses or gradients, in words; None if nobody has."""
     for op, _ in [*trainer._post_loss_ops, *trainer._process_loss_ops]:
-        owner = owner_of(op)
+        owner = trainers.owner_of(op)
         if not (
             isinstance(owner, ReplayBufferTrainer) and type(owner.replay_buffer.sampler) in _ALIKE
         ):
@@ -81,7 +80,9 @@ def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:
     ]:
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         hooks += [*module._backward_pre_hooks.values(), *module._backward_hooks.values()]
-        if not all(is_ours(hook) or hook is _updater_check_forward_prehook for hook in hooks):
+        if not all(
+            trainers.is_ours(hook) or hook is _updater_check_forward_prehook for hook in hooks
+        ):
             return f"somebody's hook is on {type(module).__name__}"
     for name, parameter in trainer.loss_module.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:

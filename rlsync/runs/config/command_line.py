@@ -13,10 +13,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from rlsync import ConfigError
-from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.config import own_hydra, trust
 from rlsync.runs.config.refusals import parsed
 from rlsync.runs.recipes import registry
+from rlsync.seams import user_input
 
 _SEARCH_PATH = "hydra.searchpath"
 _SWEEP = "hydra.mode=MULTIRUN"
@@ -56,13 +56,14 @@ def read(arguments: list[str]) -> CommandLine:
     if unknown:
         option = unknown[0].partition("=")[0]
         bare = unknown[0].lstrip("-")
-        near = nearest_name(
+        near = user_input.nearest_name(
             option, (name for action in parser._actions for name in action.option_strings)
         )
         if bare.partition("=")[0] in {each.name for each in fields(own_hydra.settings.Config)}:
             near = ""
         cure = (
-            did_you_mean(near) or f"keys have no dashes: {bare if '=' in bare else f'{bare}=...'}"
+            user_input.did_you_mean(near)
+            or f"keys have no dashes: {bare if '=' in bare else f'{bare}=...'}"
         )
         raise ConfigError(f"no option {option!r}", "the command line", cure)
     errors: list[ConfigError] = []

@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlsync import ConfigError
-from rlsync.core.errors import first_line
 from rlsync.runs.config import own_hydra, refusals, shipped, trust
 from rlsync.runs.config.command_line import CommandLine
 from rlsync.runs.config.refusals import SEE_ALL, key_of, parsed
@@ -24,6 +23,7 @@ from rlsync.runs.recipes.env_settings import settings_with
 from rlsync.runs.recipes.registry import recipe_named
 from rlsync.runs.recipes.run_files import AGENTS, CHECKPOINT, RESOLVED
 from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig, RenderedConfig
+from rlsync.seams import first_line
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
 OF_ONE_RUN = ("resume", "run_dir", "config_dir")

@@ -23,10 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.errors import first_line
 from rlsync.runs.config import refusals
 from rlsync.runs.config.shipped import config_dir, look_beside
 from rlsync.runs.recipes import registry, settings
+from rlsync.seams import first_line
 
 CONFIG_NAME = "train"
 

@@ -17,11 +17,10 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from rlsync import ConfigError
-from rlsync.core.errors import causes, first_line
-from rlsync.core.user_input import did_you_mean
 from rlsync.runs.config.shipped import ENV, RECIPE
 from rlsync.runs.recipes import registry
 from rlsync.runs.recipes.run_files import ENDED, EVALUATIONS, STATISTICS
+from rlsync.seams import causes, first_line, user_input
 
 SEE_ALL = "rlsync train --cfg job prints all keys"
 
@@ -110,9 +109,7 @@ def of_option(
         )
     elif option not in offers:
         by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
-        cure = (
-            f"{did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
-        )
+        cure = f"{user_input.did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
         cure = GONE.get(f"{group}={option}", cure)
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
@@ -134,14 +131,14 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
                 problem = f"{key} is empty"
             else:
                 problem = f"unknown key {key!r}"
-            near = did_you_mean(nearest(key, known))
+            near = user_input.did_you_mean(nearest(key, known))
             yield ConfigError(
                 problem, where, f"{near}an argument that is new here is added: write +{line}"
             )
     elif above := _list_above(key, known):
         yield ConfigError(f"unknown key {key!r}", where, _all_entries(f"{above}.0"))
     elif key not in known:
-        near = did_you_mean(nearest(key, [*known, *groups]))
+        near = user_input.did_you_mean(nearest(key, [*known, *groups]))
         yield ConfigError(
             f"unknown key {key!r}", where, GONE.get(key) or near + _beside(key, known)
         )
@@ -188,7 +185,7 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
         cure = f"give a {'whole number' if kind[1] == 'Integer' else 'number'}; {SEE_ALL}"
     if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
         names = [spec.name for spec in fields(inner.object_type)]
-        cure = f"{did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
+        cure = f"{user_input.did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
         cure = GONE.get(str(inner.full_key), cure)
     if (
         isinstance(error, MissingConfigException)

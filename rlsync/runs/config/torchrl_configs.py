@@ -21,10 +21,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from rlsync import SyncWeights
-from rlsync.core.extensions import BOARD
 from rlsync.runs.recipes.settings import CollectorConfig, RouteConfig, SyncConfig, WhenConfig
 from rlsync.runs.recipes.sync_settings import sync_map, trigger
-from rlsync.sync.trained import UNCHANGED_PUBLISHES
+from rlsync.seams import UNCHANGED_PUBLISHES, extensions
 
 PROVIDER = "rlsync"
 
@@ -62,7 +61,7 @@ class BoardSchemeConfig:
     prove: bool = True
     start_timeout_s: float | None = 300.0
     silent_timeout_s: float | None = CollectorConfig.silent_timeout_s
-    transport: str = BOARD
+    transport: str = extensions.BOARD
     _target_: str = "rlsync.BoardScheme"
 
 

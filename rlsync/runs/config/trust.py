@@ -19,9 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlsync import ConfigError, RlsyncWarning
-from rlsync.core.errors import first_line, printable, warn
-from rlsync.core.whole_file import write_whole
 from rlsync.runs.recipes.run_files import STARTED
+from rlsync.seams import first_line, printable, warn, whole_file
 
 if TYPE_CHECKING:  # imports torch: rlsync plot needs none of it
     from rlsync.runs.recipes.settings import Config
@@ -65,7 +64,7 @@ def claim(run: Path, trusted: bool) -> None:
     try:
         _state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         (_state_folder() / number).write_text(f"{run.stat().st_ino} {run.resolve()}\n")
-        write_whole(run / STARTED, lambda beside: beside.write_text(number))
+        whole_file.write_whole(run / STARTED, lambda beside: beside.write_text(number))
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         problem = f"this run cannot be recorded as yours: {first_line(error)}"
         cure = f"set XDG_STATE_HOME to a folder that you can write; else eval and resume may ask for {FLAG}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torchrl.checkpoint import Checkpoint, CheckpointError
 
 from rlsync import ConfigError
-from rlsync.core.errors import first_line
 from rlsync.runs.evaluation.process import best_in
+from rlsync.seams import first_line
 
 if TYPE_CHECKING:
     from torch import nn

@@ -27,14 +27,17 @@ from rlsync.runs.evaluation.process import (
     read_evaluations,
     run_evaluator,
 )
-from rlsync.sync.families import end_group, start_process
-from rlsync.sync.processes import LOOK_EVERY_S, Silence, ending, has_ended
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.torchrl_plugin.compat import trainers
-from rlsync.transport.board.format import EVALUATOR, BoardWatch
-from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.contract import ReaderStatus
+from rlsync.seams import (
+    EVALUATOR,
+    BoardEndpoint,
+    BoardHandle,
+    BoardWatch,
+    ReaderStatus,
+    endpoint_of,
+    families,
+    processes,
+    trainers,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -80,14 +83,14 @@ class Evaluator(TrainerHookBase):
             self._env = job.env.id
         else:
             self._env = str(job.env)
-        self._silence = Silence(silent_timeout_s)
+        self._silence = processes.Silence(silent_timeout_s)
         self._board = BoardWatch(*job.board.open())
         self._look_at = 0.0
         self._over = False
         self._trainer: Trainer | None = None
         self._heard: list[Words] = []
         self._pipe, theirs = Pipe()
-        self._process = start_process(
+        self._process = families.start_process(
             start_method, run_evaluator, (blank, theirs), "rlsync evaluator"
         )
         theirs.close()
@@ -117,19 +120,19 @@ class Evaluator(TrainerHookBase):
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(_LEAVE_WITHIN_S)
-        end_group(self._process)
+        families.end_group(self._process)
         self._process.join()
 
     def _await_start(self, within_s: float) -> None:
         doing = "starting the evaluator"
         until = time.monotonic() + within_s
         try:
-            while PLAYS not in self._hear(LOOK_EVERY_S):
+            while PLAYS not in self._hear(processes.LOOK_EVERY_S):
                 # Asked once more after the exit is known: its last words may have arrived in between.
                 if self._process.exitcode is not None and PLAYS not in self._hear():
                     raise self._lost(doing)
                 if time.monotonic() >= until:
-                    if has_ended(self._process, dying=self._last_words() is not None):
+                    if processes.has_ended(self._process, dying=self._last_words() is not None):
                         raise self._lost(doing)
                     pid = self._process.pid
                     where = f"{doing} in {self._env}"
@@ -179,7 +182,7 @@ class Evaluator(TrainerHookBase):
         if error is None or DONE in self._hear():
             return
         self._over = True
-        end_group(self._process)
+        families.end_group(self._process)
         if self.target is not None and not trainers.asked_to_stop(trainer):
             error.where += f"; it judges recipe.target_return={self.target:g}"
             raise error
@@ -199,7 +202,9 @@ class Evaluator(TrainerHookBase):
         status = self._status()
         if status is None or not self._silence.look({EVALUATOR: status.heartbeat_age_s}):
             return None
-        if has_ended(self._process, dying=not status.alive or self._last_words() is not None):
+        if processes.has_ended(
+            self._process, dying=not status.alive or self._last_words() is not None
+        ):
             return None
         problem = f"the evaluator (pid {status.pid}, {status.state}) has not made a step "
         problem += f"for {self._silence.timeout_s:g} s, with version {status.adopted_version}"
@@ -215,7 +220,7 @@ class Evaluator(TrainerHookBase):
         """The error of a process that has ended: how, and why in its own words."""
         code = self._process.exitcode
         assert code is not None, "it has ended"
-        problem = f"the evaluator (pid {self._process.pid}) {ending(code)}"
+        problem = f"the evaluator (pid {self._process.pid}) {processes.ending(code)}"
         where = f"{doing} in {self._env}"
         cure = f"look who ended it (out of memory?), or {_LEAVE_OUT}"
         if (last := self._last_words()) is not None:
@@ -246,7 +251,7 @@ class Evaluator(TrainerHookBase):
             if DONE in self._hear():
                 self._process.join(_LEAVE_WITHIN_S)
                 break
-            self._process.join(LOOK_EVERY_S)
+            self._process.join(processes.LOOK_EVERY_S)
             self._look_at_process(trainer)
             if time.monotonic() >= tell_at and (status := self._status()) is not None:
                 tell_at = time.monotonic() + _TELL_EVERY_S

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.errors import first_line
-from rlsync.core.machine import has_package
-from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.vectors import Envs
 from rlsync.runs.actors.player import State, check_fits
 from rlsync.runs.evaluation.policy import Policy
+from rlsync.seams import first_line, machine, whole_file
 
 OBSERVATIONS = 1000  #: how many observations a file is compared on
 
@@ -45,10 +43,10 @@ def check_file(file: Path) -> None:
         known = ", ".join(FORMATS)
         raise ConfigError(problem, str(file), f"name one of {known}")
     for name in FORMATS[file.suffix][1]:
-        if not has_package(name):
+        if not machine.has_package(name):
             problem = f"{name} is not installed, which {file.suffix} needs"
             raise ConfigError(problem, str(file), "pip install 'rlsync[export]'")
-    check_folder(file)
+    whole_file.check_folder(file)
 
 
 def export(policy: Policy, envs: Envs, file: Path) -> float:
@@ -81,7 +79,7 @@ def export(policy: Policy, envs: Envs, file: Path) -> float:
         raise RlsyncError(
             problem, str(file), "nothing was written; a .safetensors has the weights alone"
         )
-    write_whole(file, lambda beside: beside.write_bytes(data))
+    whole_file.write_whole(file, lambda beside: beside.write_bytes(data))
     return apart
 
 

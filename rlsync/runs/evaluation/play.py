@@ -20,13 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.errors import first_line
-from rlsync.core.machine import has_package
-from rlsync.core.whole_file import check_folder, write_whole
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, EnvStep, ListedEnvs
 from rlsync.runs.actors.player import Player, Seat
+from rlsync.seams import first_line, machine, whole_file
 
 _AT_ONCE = 8  #: how many environments play at once, at most
 
@@ -348,7 +346,7 @@ class Film:
 def check_file(file: Path) -> None:
     """Raise ConfigError for a file that cannot be written, before anything is played."""
     check_packages(file)
-    check_folder(file)
+    whole_file.check_folder(file)
 
 
 def check_packages(file: Path) -> None:
@@ -359,7 +357,7 @@ def check_packages(file: Path) -> None:
             f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4"
         )
     for module, package in _PACKAGES[suffix].items():
-        if not has_package(module):
+        if not machine.has_package(module):
             other = "" if suffix == ".gif" else ", or name a .gif"
             problem = f"{module} is not installed, which writes {suffix}"
             raise ConfigError(problem, str(file), f"pip install '{package}'{other}")
@@ -387,7 +385,7 @@ def film(
                     writer.append_data(_narrowed(envs.frame) if gif else envs.frame)
                     frames += 1
 
-    write_whole(file, write)
+    whole_file.write_whole(file, write)
     return Film(file, episodes[0], frames)
 
 

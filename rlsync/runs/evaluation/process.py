@@ -22,10 +22,6 @@ import torch
 from torch import Tensor
 
 from rlsync import BoardClosed, ConfigError, RlsyncError
-from rlsync.core.errors import first_line
-from rlsync.core.machine import cure_of, machines
-from rlsync.core.plan import POLICY
-from rlsync.core.whole_file import write_whole
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.specs import EnvSpec, make_venv
 from rlsync.runs.actors.player import Player, check_fits
@@ -41,9 +37,16 @@ from rlsync.runs.evaluation.play import (
     filmed,
     play,
 )
-from rlsync.sync.adopter import Adopt
-from rlsync.transport.board.format import EVALUATOR
-from rlsync.transport.board.reader import BoardHandle, BoardReader
+from rlsync.seams import (
+    EVALUATOR,
+    POLICY,
+    Adopt,
+    BoardHandle,
+    BoardReader,
+    first_line,
+    machine,
+    whole_file,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +128,7 @@ class Best:
 
         content = BytesIO()  # of a file, torch does not tell what the machine refused
         torch.save(held, content)
-        write_whole(file, lambda beside: beside.write_bytes(content.getbuffer()))
+        whole_file.write_whole(file, lambda beside: beside.write_bytes(content.getbuffer()))
 
 
 def digest_of_weights(weights: dict[str, Tensor], head: str = "") -> str:
@@ -174,10 +177,10 @@ def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
         _leave(learner, Words(error.what, error.where, error.cure))
         sys.exit(1)
     except Exception as error:
-        if (refusal := machines(error)) is not None:
+        if (refusal := machine.machines(error)) is not None:
             folder = job.file.parent
             problem = f"{refusal.strerror}: {refusal.filename or folder}"
-            _leave(learner, Words(problem, str(folder), cure_of(refusal, folder) or ""))
+            _leave(learner, Words(problem, str(folder), machine.cure_of(refusal, folder) or ""))
             sys.exit(1)
         _leave(learner, Words(f"{type(error).__name__}: {first_line(error)}"))
         raise
@@ -304,7 +307,7 @@ class EvaluationFilms:
                 self._stage = filmed(self.env, self.seed)
             film(self.player, self._stage, file, self.seed, self.device, self.patience)
             if due and shown is not None:
-                write_whole(shown, lambda beside: shutil.copyfile(file, beside))
+                whole_file.write_whole(shown, lambda beside: shutil.copyfile(file, beside))
         except (RlsyncError, OSError, RuntimeError, ValueError) as error:
             if not self._warned:
                 self._warned = True

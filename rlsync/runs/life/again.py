@@ -15,8 +15,6 @@ from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, Rerun
-from rlsync.core.machine import require_place
-from rlsync.record.schedule import Comparison, Life, named
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.life.job import Job, examined
@@ -38,8 +36,7 @@ from rlsync.runs.recipes.rerun import (
 )
 from rlsync.runs.recipes.run_files import RESOLVED
 from rlsync.runs.recipes.settings import Config, EnvConfig
-from rlsync.torchrl_plugin.compat.stamps import STAMP
-from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
+from rlsync.seams import STAMP, last_checkpoint, machine, schedule
 
 
 class RunAgain(RecordedRun):
@@ -52,7 +49,7 @@ class RunAgain(RecordedRun):
         super().__init__(folder)
         self._trusted = trusted
 
-    def chosen(self, first: int | None, until: int | None) -> list[tuple[Life, Config]]:
+    def chosen(self, first: int | None, until: int | None) -> list[tuple[schedule.Life, Config]]:
         """The lives to make again, with their configs: from number ``first`` to version ``until``.
 
         None: from the first life that can be made again, and to the end.
@@ -85,10 +82,10 @@ class RunAgain(RecordedRun):
             raise ConfigError(
                 f"{folder} is there already", "--into", "name a new folder: nothing is overwritten"
             )
-        require_place(folder, "--into", "name a folder that you may write to")
+        machine.require_place(folder, "--into", "name a folder that you may write to")
         return folder
 
-    def ready(self, lives: Sequence[tuple[Life, Config]], folder: Path) -> list[LifeAgain]:
+    def ready(self, lives: Sequence[tuple[schedule.Life, Config]], folder: Path) -> list[LifeAgain]:
         """Check that these lives can be made again in a folder, which need not be there yet."""
         prepare_process()
         ready = []
@@ -107,7 +104,7 @@ class RunAgain(RecordedRun):
 class LifeAgain:
     """A recorded life that can be made again."""
 
-    life: Life
+    life: schedule.Life
     job: Job
     folder: Path  #: that the rerun writes to
 
@@ -117,15 +114,15 @@ class LifeAgain:
         OmegaConf.save(OmegaConf.structured(job.config), self.folder / RESOLVED)
         number_versions(self.life, self.folder)
         trainer = job.recipe.build(job.config, job.spaces, self.life)
-        CollectorState.of(trainer)
+        last_checkpoint.CollectorState.of(trainer)
         if job.checkpoint is not None:
             load(trainer, job.checkpoint, job.changes)
         return trainer
 
 
-def made_again(lives: Sequence[LifeAgain], until: int | None) -> Comparison:
+def made_again(lives: Sequence[LifeAgain], until: int | None) -> schedule.Comparison:
     """Make lives again, one after the other, until a version differs or is ``until``."""
-    comparison: Comparison | None = None
+    comparison: schedule.Comparison | None = None
     for again in lives:
         comparison = Rerun(again.life, until).run(again.trainer()).after(comparison)
         if comparison.unequal:
@@ -138,12 +135,12 @@ def made_again(lives: Sequence[LifeAgain], until: int | None) -> Comparison:
 class FrameAgain:
     """A frame of a run that was made again up to it."""
 
-    life: Life
+    life: schedule.Life
     config: Config  #: of that life
     frame: Frame
     tensors: Mapping[str, Tensor]  #: as the learner took them in the rerun
     stored: Mapping[str, Tensor]  #: what the run itself has kept of them
-    comparison: Comparison  #: of the rerun's digests
+    comparison: schedule.Comparison  #: of the rerun's digests
 
     @property
     def equal(self) -> dict[str, bool]:
@@ -166,7 +163,7 @@ class FrameAgain:
         rollout = frame.rollout
         facts: dict[str, Any] = {
             "frame": frame.number,
-            "worker": named(rollout.worker),
+            "worker": schedule.named(rollout.worker),
             "life": rollout.life,
             "rollout": rollout.number,
             "step": frame.step,

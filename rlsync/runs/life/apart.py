@@ -11,11 +11,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from rlsync import RlsyncError
-from rlsync.core.errors import first_line
 from rlsync.runs.life.training import prepare_process
-from rlsync.sync.families import end_group, start_as
-from rlsync.sync.processes import ending
-from rlsync.torchrl_plugin.examine.verdicts import HANGS
+from rlsync.seams import families, first_line, processes, verdicts
 
 TIMEOUT_S = 60.0  #: default of ``--timeout-s``
 _START_TIMEOUT_S = 300.0  #: for the process to import torch and TorchRL, on a busy machine too
@@ -28,7 +25,7 @@ class Stage:
 
     name: str
     limit_s: float
-    cure: str = HANGS
+    cure: str = verdicts.HANGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +48,14 @@ def run_apart(work: Work, *arguments: object) -> object:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_in_child, args=(work, arguments, theirs), name="rlsync")
-    start_as("spawn", process)
+    families.start_as("spawn", process)
     theirs.close()
     try:
         outcome = _hear(ours, process, Stage("starting its process", _START_TIMEOUT_S))
         if not isinstance(outcome, Failed):
             wait([process.sentinel], _SHUTDOWN_TIMEOUT_S)
     finally:
-        end_group(process)  # in every case: all processes of its session
+        families.end_group(process)  # in every case: all processes of its session
         process.join()
         ours.close()
     if isinstance(outcome, RlsyncError):
@@ -77,7 +74,7 @@ def _hear(pipe: Connection, process: SpawnProcess, stage: Stage) -> object:
         process.join(_SHUTDOWN_TIMEOUT_S)
         how = "without a word"
         if process.exitcode is not None:
-            how = ending(process.exitcode)
+            how = processes.ending(process.exitcode)
         return Failed(f"{stage.name}: its process ended, {how}", "look for its own error above")
     return Failed(f"{stage.name} took more than {stage.limit_s:g} s", stage.cure)
 

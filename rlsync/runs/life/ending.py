@@ -23,8 +23,7 @@ from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.life.output import EXIT_FAILED, drop_unread, exit_status
 from rlsync.runs.life.state import Ended, at, begin
 from rlsync.runs.recipes.run_files import CHECKPOINT
-from rlsync.sync.families import end_group
-from rlsync.torchrl_plugin.ending.last_checkpoint import LastCheckpoint, save_before_the_end
+from rlsync.seams import families, last_checkpoint
 
 LIFE_OVER = "life_frames collected"  #: how a life ends that another one follows at once
 
@@ -73,11 +72,11 @@ class Ending:
         except BaseException as error:
             if not unless(error):
                 assert self._trainer is not None
-                self.tell(save_before_the_end(self._trainer))
+                self.tell(last_checkpoint.save_before_the_end(self._trainer))
                 self._written(error)  # Ray may end this process before it has shut down
             raise
 
-    def tell(self, saved: LastCheckpoint) -> None:
+    def tell(self, saved: last_checkpoint.LastCheckpoint) -> None:
         """Say on stderr what became of the last checkpoint."""
         assert self._trainer is not None
         line = f"no checkpoint of the end: {saved.why_not}"
@@ -279,7 +278,7 @@ def kill_everything(status: int) -> None:
     try:
         children = multiprocessing.active_children()
         for child in children:
-            end_group(child)
+            families.end_group(child)
         for child in children:
             child.join(timeout=1.0)
     finally:  # another thread may close what is joined here

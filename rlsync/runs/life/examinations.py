@@ -11,14 +11,13 @@ from rlsync.runs.life.apart import Failed, Say, Stage, run_apart
 from rlsync.runs.life.users_trainer import NamedTrainer
 from rlsync.runs.recipes.settings import Config, EnvConfig
 from rlsync.runs.recipes.spaces import played
-from rlsync.torchrl_plugin.examine.examine import Examination, examine
-from rlsync.torchrl_plugin.examine.verdicts import Finding, findings_of
+from rlsync.seams import Examination, examine, verdicts
 
 #: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
 _STEPS = 4
 
 
-def env_findings(config: Config, timeout_s: float) -> list[Finding]:
+def env_findings(config: Config, timeout_s: float) -> list[verdicts.Finding]:
     """Play an environment in two processes, and say whether its seed decides what it answers.
 
     And whether it writes into an answer later.
@@ -30,12 +29,12 @@ def env_findings(config: Config, timeout_s: float) -> list[Finding]:
         results.append(result)
     for result in results:
         if isinstance(result, Failed):
-            return [Finding("fail", env.id, result.why, result.cure)]
+            return [verdicts.Finding("fail", env.id, result.why, result.cure)]
     (one, written), (other, _) = results
     return [_decided(env.id, one, other), *(_written(env.id, part) for part in written)]
 
 
-def _decided(name: str, *plays: list[tuple[str, dict[str, int]]]) -> Finding:
+def _decided(name: str, *plays: list[tuple[str, dict[str, int]]]) -> verdicts.Finding:
     for (moment, one), (_, other) in zip(*plays, strict=False):
         for key in one:
             if one[key] != other[key]:
@@ -43,15 +42,17 @@ def _decided(name: str, *plays: list[tuple[str, dict[str, int]]]) -> Finding:
                     f"the environment is not decided by its seed: the {key} of {moment} differs"
                 )
                 cure = "draw from self.np_random alone, which reset(seed=...) seeds; and let no clock decide"
-                return Finding("fail", name, problem, cure)
+                return verdicts.Finding("fail", name, problem, cure)
     same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
-    return Finding("ok", name, f"the environment is decided by its seed: {same}")
+    return verdicts.Finding("ok", name, f"the environment is decided by its seed: {same}")
 
 
-def _written(name: str, part: str) -> Finding:
+def _written(name: str, part: str) -> verdicts.Finding:
     problem = f"the environment writes into its {part} after it has answered: recipes copy it, and frames of "
     problem += "TorchRL's GymEnv and GymWrapper would show what came later"
-    return Finding("warn", name, problem, "return a new array each time, for example array.copy()")
+    return verdicts.Finding(
+        "warn", name, problem, "return a new array each time, for example array.copy()"
+    )
 
 
 def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:
@@ -64,13 +65,13 @@ def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say)
     say((answers, parts))
 
 
-def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:
+def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[verdicts.Finding]:
     """Build a user's trainer, publish once, look into every worker, and judge what arrived."""
     result = run_apart(_examine, target, timeout_s)
     if isinstance(result, Failed):
-        return [Finding("fail", "trainer", result.why, result.cure)]
+        return [verdicts.Finding("fail", "trainer", result.why, result.cure)]
     assert isinstance(result, Examination)
-    return findings_of(result)
+    return verdicts.findings_of(result)
 
 
 def _examine(target: NamedTrainer, timeout_s: float, say: Say) -> None:

@@ -17,8 +17,7 @@ from rlsync import ConfigError, RlsyncError
 from rlsync.runs.life.ending import Interrupts
 from rlsync.runs.life.job import Job
 from rlsync.runs.life.output import EXIT_FAILED
-from rlsync.sync.families import require_children
-from rlsync.transport.shared_file import SharedFile
+from rlsync.seams import families, shared_file
 
 
 def require_host(job: Job) -> None:
@@ -32,7 +31,7 @@ def require_host(job: Job) -> None:
         raise ConfigError(problem, f"thread {threading.current_thread().name!r}", cure)
     evaluates = job.config.recipe.evaluations().every_frames > 0
     if job.agents or evaluates or not job.config.in_process:
-        require_children()
+        families.require_children()
 
 
 class JobFailed(RlsyncError):
@@ -57,7 +56,7 @@ class Lifeline:
 
     def held(self) -> Connection | None:
         """A job's end, which can be read from when the sweep ends; None on another machine."""
-        if self.host != SharedFile.host():
+        if self.host != shared_file.SharedFile.host():
             return None
         try:
             return Connection(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), writable=False)
@@ -86,7 +85,7 @@ def sweep_apart() -> Iterator[Lifeline]:
         with Interrupts.caught() as interrupts, interrupts.held():
             interrupts.attach(end)
             try:
-                yield Lifeline(f"/proc/{os.getpid()}/fd/{reading}", SharedFile.host())
+                yield Lifeline(f"/proc/{os.getpid()}/fd/{reading}", shared_file.SharedFile.host())
             except JobFailed as error:
                 if interrupts.signal is None:
                     raise

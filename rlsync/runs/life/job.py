@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
-from rlsync.core.errors import warn
-from rlsync.core.machine import require_checkpoints, require_place
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.config import own_hydra
 from rlsync.runs.config.command_line import CommandLine, spelled
@@ -27,6 +25,7 @@ from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import CHECKPOINT, RECEIPTS, agent_folder
 from rlsync.runs.recipes.settings import Config
+from rlsync.seams import machine, warn
 
 T = TypeVar("T")
 
@@ -140,7 +139,9 @@ def require_free_folder(job: Job) -> None:
     run_dir = job.config.run_dir
     if run_dir is None:  # Hydra names one
         return
-    require_place(Path(run_dir), f"run_dir={run_dir}", "name a folder that you may write to")
+    machine.require_place(
+        Path(run_dir), f"run_dir={run_dir}", "name a folder that you may write to"
+    )
     try_checkpoints(Path(run_dir))
     if (learner := learner_in(Path(run_dir))) not in (None, os.getpid()):
         cure = "wait until that run has ended, stop it, or give another folder"
@@ -155,7 +156,7 @@ def require_free_folder(job: Job) -> None:
 def try_checkpoints(run_dir: Path) -> None:
     """Try what a checkpoint needs: ConfigError if it cannot be had, a warning if it takes more there."""
     where = f"run_dir={run_dir}"
-    if lacks := require_checkpoints(run_dir, where):
+    if lacks := machine.require_checkpoints(run_dir, where):
         problem = f"the file system of the run's folder cannot {', '.join(lacks)}"
         cure = "give a run_dir on a local disk: here more is written, and a power cut may cost a checkpoint"
         warn(RlsyncWarning(problem, where, cure))

@@ -10,8 +10,6 @@ from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
 from rlsync import ConfigError, __version__
-from rlsync.core.ledger import Reserved
-from rlsync.core.whole_file import record_in
 from rlsync.runs.actors.devices import CPU, device_named
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.config import trust
@@ -35,6 +33,7 @@ from rlsync.runs.recipes.run_files import (
     best_agent,
 )
 from rlsync.runs.recipes.settings import Config
+from rlsync.seams import ledger, whole_file
 
 
 def config_of(run: Path, trusted: bool = False) -> Config:
@@ -111,7 +110,7 @@ def policy_of(
         envs = make_venv(acting.env, 1)
     envs.close()
     run_id = ""
-    numbers = record_in(run / VERSIONS, Reserved, "the reserved version numbers")
+    numbers = whole_file.record_in(run / VERSIONS, ledger.Reserved, "the reserved version numbers")
     if numbers is not None:
         run_id = numbers.run_id
     origin = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from rlsync import ConfigError, RlsyncError, SyncMapError
-from rlsync.core.machine import cure_of, machines
+from rlsync.seams import machine
 
 EXIT_FAILED = 1
 
@@ -43,7 +43,7 @@ class Refused(RlsyncError):
 
 def refused(error: BaseException | None, run: Path) -> Refused | None:
     """The same error of a ``run`` in three lines; None if it is not the machine's, but a program's."""
-    refusal = machines(error)
+    refusal = machine.machines(error)
     if refusal is None:
         return None
     if refusal.errno == errno.ENOENT and not run.is_dir():
@@ -53,7 +53,7 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
     folder = run
     if files and isinstance(files[0], str):
         folder = Path(files[0]).parent
-    cure = cure_of(refusal, folder)
+    cure = machine.cure_of(refusal, folder)
     if cure is None:
         return None
     full = []

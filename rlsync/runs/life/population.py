@@ -41,8 +41,7 @@ from rlsync.runs.recipes.run_files import (
     statistics_in,
 )
 from rlsync.runs.recipes.settings import Config
-from rlsync.sync.families import let_forks_use_cuda, start_as
-from rlsync.sync.processes import ending as ending_of
+from rlsync.seams import families, processes
 
 
 def agents_of(
@@ -154,7 +153,7 @@ def train_population(job: Job, parent: Connection | None = None) -> int:
             lost = []
             for number, agent in agents.items():
                 if agent.exitcode:
-                    lost.append(f"agent {number} {ending_of(agent.exitcode)}")
+                    lost.append(f"agent {number} {processes.ending(agent.exitcode)}")
             if lost:
                 cure = f"look at {AGENTS}/N/{OUTPUT}; resume={run_dir} goes on with these agents"
                 raise WorkerLost(", ".join(lost), str(run_dir), cure)
@@ -168,11 +167,11 @@ def _started(
     ours, theirs = multiprocessing.Pipe()
     name = f"rlsync agent {shared.agent}"
     args = (config, shared, trusted, theirs)
-    let_forks_use_cuda()
+    families.let_forks_use_cuda()
     process = multiprocessing.get_context("forkserver").Process(
         target=_train_agent, args=args, name=name
     )
-    start_as("forkserver", process)
+    families.start_as("forkserver", process)
     theirs.close()
     return process, ours
 
@@ -210,6 +209,6 @@ def _await_end(agents: Mapping[int, BaseProcess], run_dir: Path) -> None:
         for number, agent in list(living.items()):
             if agent.exitcode is not None:
                 del living[number]
-                print(f"agent {number} {ending_of(agent.exitcode)}", flush=True)
+                print(f"agent {number} {processes.ending(agent.exitcode)}", flush=True)
             elif (numbers := statistics_in(agent_folder(run_dir, number))) is not None:
                 print(f"agent {number}  {numbers.progress()}", flush=True)

@@ -15,7 +15,6 @@ from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
-from rlsync.core.errors import warn
 from rlsync.runs.config.composing import OF_ONE_RUN, nothing_in
 from rlsync.runs.config.trust import check_checkpoint
 from rlsync.runs.evaluation.checkpoint import Component
@@ -24,7 +23,7 @@ from rlsync.runs.recipes.checkpoints import Taken, places, taken
 from rlsync.runs.recipes.registry import Recipe
 from rlsync.runs.recipes.run_files import RESOLVED
 from rlsync.runs.recipes.settings import Config
-from rlsync.torchrl_plugin.compat import trainers
+from rlsync.seams import trainers, warn
 
 #: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
 _POLICY = "policy"

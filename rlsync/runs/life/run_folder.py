@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from rlsync import ConfigError, Receipt
-from rlsync.record.schedule import Life, lives_in
 from rlsync.runs.config.trust import config_in
 from rlsync.runs.life.state import name_it
 from rlsync.runs.recipes.run_files import (
@@ -27,6 +26,7 @@ from rlsync.runs.recipes.run_files import (
     SCHEDULE,
     STALENESS,
 )
+from rlsync.seams import schedule
 
 Numbers = NDArray[np.float64]
 
@@ -39,11 +39,11 @@ class RecordedRun:
         self.schedule = folder / SCHEDULE
 
     @cached_property
-    def lives(self) -> list[Life]:
+    def lives(self) -> list[schedule.Life]:
         """All its lives, oldest first; ConfigError if they cannot be read, or have no rollouts."""
-        return lives_in(self.schedule)
+        return schedule.lives_in(self.schedule)
 
-    def tell_without_end(self, life: Life) -> None:
+    def tell_without_end(self, life: schedule.Life) -> None:
         """Say on stderr how far the schedule goes if this life has no end, as that of a killed run."""
         if any(note["event"] == "end" for note in life.notes):
             return

@@ -19,17 +19,20 @@ import psutil
 import yaml
 
 from rlsync import BoardClosed, ConfigError
-from rlsync.core.whole_file import record_in
-from rlsync.record.schedule import lag_in_words
 from rlsync.runs.actors.cluster.session import ClusterStatus
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
 from rlsync.runs.recipes.settings import THIS_MACHINE
-from rlsync.sync.processes import process_state
-from rlsync.transport.board.format import EVALUATOR, BoardWatch
-from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.contract import ReaderStatus
-from rlsync.transport.shared_file import FileAddress
+from rlsync.seams import (
+    EVALUATOR,
+    BoardHandle,
+    BoardWatch,
+    ReaderStatus,
+    processes,
+    schedule,
+    shared_file,
+    whole_file,
+)
 
 
 def name_it(folder: Path) -> str:
@@ -162,7 +165,9 @@ def lag_of(run: Path) -> str:
         config = yaml.safe_load((run / files.RESOLVED).read_text())
         collector = config["collector"]
         here = config["cluster"]["kind"] == THIS_MACHINE
-        return lag_in_words(collector["lag"], in_process=here and collector["num_workers"] == 0)
+        return schedule.lag_in_words(
+            collector["lag"], in_process=here and collector["num_workers"] == 0
+        )
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):  # another rlsync wrote it
         return ""
 
@@ -235,7 +240,7 @@ def handle_in(run: Path) -> BoardHandle | None:
         fields = json.loads((run / files.BOARD).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    address = FileAddress(**fields["address"])
+    address = shared_file.FileAddress(**fields["address"])
     if address.kind is None:  # no other file is opened for a foreign folder
         problem = f"{address.path} is not where a board lies"
         raise ConfigError(problem, str(run / files.BOARD), "remove the file")
@@ -288,14 +293,14 @@ def learner_in(run: Path) -> int | None:
         process = psutil.Process(began["pid"])
         # A process's number is given again, also that of one that has just begun.
         is_the_same = abs(process.create_time() - began["began_s"]) < 1
-        if is_the_same and process_state(process.pid) != "dead":
+        if is_the_same and processes.process_state(process.pid) != "dead":
             return process.pid
     return None
 
 
 def ended(run: Path) -> Ended | None:
     """How the run in this folder ended; None if it has not, or was killed."""
-    end = record_in(
+    end = whole_file.record_in(
         run / files.ENDED, Ended, "how the run ended", "remove it; then it counts as killed"
     )
     if end is not None and end.checkpoint is not None:  # the folder may have moved since

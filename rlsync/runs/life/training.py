@@ -23,9 +23,6 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, Stop, SyncWeights
-from rlsync.core.machine import keep_freed_memory
-from rlsync.core.whole_file import write_whole
-from rlsync.record.planned import PlannedHandle
 from rlsync.runs.config import trust
 from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.life.ending import LIFE_OVER, Ending, Interrupts
@@ -38,11 +35,16 @@ from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.pure import PureStepper
 from rlsync.runs.recipes.rerun import keep_life
 from rlsync.runs.recipes.run_files import BOARD, RESOLVED
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.torchrl_plugin.compat import trainers
-from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
-from rlsync.transport.board.reader import BoardHandle
+from rlsync.seams import (
+    BoardEndpoint,
+    BoardHandle,
+    endpoint_of,
+    last_checkpoint,
+    machine,
+    planned,
+    trainers,
+    whole_file,
+)
 
 
 def train_job(job: Job, parent: Connection | None = None) -> int:
@@ -90,7 +92,7 @@ def _live(job: Job, run_dir: Path, interrupts: Interrupts) -> int | None:
 
 def _prepare(trainer: Trainer, job: Job, run_dir: Path) -> None:
     """Load the checkpoint that a run goes on from, and leave one where the run may be killed at any time."""
-    CollectorState.of(trainer)
+    last_checkpoint.CollectorState.of(trainer)
     if isinstance(stepper := trainer.optimization_stepper, PureStepper):
         print(f"updates {stepper.way()}", flush=True)
 
@@ -271,7 +273,7 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
     # Adam's moments of units that are off would cost dqn a fifth of a step
     torch.set_flush_denormal(True)
-    keep_freed_memory()
+    machine.keep_freed_memory()
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*experimental/prototype feature")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torchrl")
@@ -299,7 +301,9 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
         handle = endpoint.publisher.transport.handle
     else:
         handle = None
-    if isinstance(handle, PlannedHandle):
+    if isinstance(handle, planned.PlannedHandle):
         handle = handle.board
     if isinstance(handle, BoardHandle):
-        write_whole(run_dir / BOARD, lambda beside: beside.write_text(json.dumps(asdict(handle))))
+        whole_file.write_whole(
+            run_dir / BOARD, lambda beside: beside.write_text(json.dumps(asdict(handle)))
+        )

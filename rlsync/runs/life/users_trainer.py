@@ -16,9 +16,8 @@ from types import ModuleType
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.errors import first_line
-from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.life.apart import Say, Stage
+from rlsync.seams import first_line, user_input
 
 #: What is asked for, as help texts and errors name it.
 FORM = "FILE.py:FUNCTION"
@@ -130,7 +129,7 @@ def _made(target: NamedTrainer, module: ModuleType) -> object:
     """The value that the name stands for; of a function, what it returns."""
     if target.name not in vars(module):
         names = [name for name in vars(module) if name[0] != "_"]
-        hint = did_you_mean(nearest_name(target.name, names))
+        hint = user_input.did_you_mean(user_input.nearest_name(target.name, names))
         problem = f"no function or trainer {target.name!r} in {target.file.name}"
         raise ConfigError(problem, target.word, f"{hint}{target.offered}")
     value = vars(module)[target.name]

@@ -9,8 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.extensions import installed
-from rlsync.core.user_input import did_you_mean, nearest_name
+from rlsync.seams import extensions, user_input
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,7 +38,7 @@ class Bound:
     def _names(self) -> tuple[str, ...]:
         if not self.group:
             return self.choices
-        return (*self.choices, *installed(self.group, self.choices))
+        return (*self.choices, *extensions.installed(self.group, self.choices))
 
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` lies within; None, where the type allows it, always does, and NaN never."""
@@ -209,7 +208,7 @@ def bound_errors(config: DataclassInstance, prefix: str = "") -> Iterator[Config
             yield from bound_errors(value, key + ".")
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
             bound = spec.metadata["bound"]
-            cure = f"{did_you_mean(nearest_name(str(value), bound._names))}give {bound}"
+            cure = f"{user_input.did_you_mean(user_input.nearest_name(str(value), bound._names))}give {bound}"
             if "None" in str(spec.type):
                 cure += ", or null"
             yield ConfigError(f"{key} cannot be {value!r}", key, cure)

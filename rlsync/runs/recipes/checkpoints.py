@@ -26,12 +26,10 @@ import torch
 from torchrl.checkpoint import Checkpoint
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
-from rlsync.core.errors import first_line, warn
-from rlsync.core.machine import cure_of, link_or_copy, machines
-from rlsync.core.whole_file import CANNOT, digest_of, flush, reserve, write_whole
 from rlsync.runs.compat.checkpoints import StagedCheckpoint
 from rlsync.runs.recipes.replay.row_segments import INDEX, digests_in
 from rlsync.runs.recipes.run_files import CHECKPOINT, DIGESTS
+from rlsync.seams import first_line, machine, warn, whole_file
 
 _FORMAT = 1  #: changes when an older rlsync cannot read the manifest any more
 #: A file system puts what many threads wait for on disk at once: 130 files in 50 ms, one by one in 800 ms.
@@ -88,7 +86,7 @@ class WholeCheckpoint(StagedCheckpoint):
         try:
             super().save(at, **options)
         except (OSError, RuntimeError, RlsyncError) as error:
-            refusal = machines(error)
+            refusal = machine.machines(error)
             if (
                 self._room is None
                 or refusal is None
@@ -111,7 +109,7 @@ class WholeCheckpoint(StagedCheckpoint):
                 self._room = TemporaryFile(dir=folder)  # noqa: SIM115  # it stays open
                 weakref.finalize(self, self._room.close)
             if os.fstat(self._room.fileno()).st_size < self._room_bytes:
-                reserve(self._room.fileno(), self._room_bytes)
+                whole_file.reserve(self._room.fileno(), self._room_bytes)
         except OSError:
             self._give_room_up()
 
@@ -123,10 +121,10 @@ class WholeCheckpoint(StagedCheckpoint):
 
 def _refused(error: Exception, at: Path) -> RlsyncError | None:
     """The error of a checkpoint that the machine has refused, in three lines; None if it is a program's."""
-    refusal = machines(error)
+    refusal = machine.machines(error)
     if refusal is None:
         return None
-    cure = cure_of(refusal, at.parent)
+    cure = machine.cure_of(refusal, at.parent)
     if cure is None:
         return None
     problem = f"the checkpoint could not be written: {refusal.strerror}"
@@ -148,25 +146,27 @@ def _write_manifest(checkpoint: Path) -> None:
     for file in inside:
         if file.is_file():
             name = file.relative_to(checkpoint).as_posix()
-            digest = carried.get(file) or digest_of(file)
+            digest = carried.get(file) or whole_file.digest_of(file)
             files[name] = {"bytes": file.stat().st_size, "blake2b": digest}
     _flush_all([path for path in inside if path not in carried])
     text = json.dumps({"format": _FORMAT, "files": files}, indent=1)
-    write_whole(checkpoint / DIGESTS, lambda beside: beside.write_text(text), durable=True)
+    whole_file.write_whole(
+        checkpoint / DIGESTS, lambda beside: beside.write_text(text), durable=True
+    )
 
 
 def _flush_all(paths: Sequence[Path]) -> None:
     """Have the disk keep all of them; in threads, as far as there are some."""
     with ThreadPoolExecutor(_SYNCS) as pool:
         try:
-            flushed = [pool.submit(flush, path) for path in paths]
+            flushed = [pool.submit(whole_file.flush, path) for path in paths]
         except RuntimeError:  # this user may have no more threads
             flushed = []
     for each in flushed:
         each.result()
     if not flushed:
         for path in paths:
-            flush(path)
+            whole_file.flush(path)
 
 
 def _replace(at: Path, new: Path) -> None:
@@ -177,18 +177,18 @@ def _replace(at: Path, new: Path) -> None:
     """
     before = at.with_name(f".{at.name}.backup-{uuid.uuid4().hex}")
     if at.exists() and not _renamed(at, before):
-        flush(at.parent)  # a reader finds the new one from now on
+        whole_file.flush(at.parent)  # a reader finds the new one from now on
         _remove(at)
     try:
         if not _renamed(new, at):
-            flush(at.parent)
+            whole_file.flush(at.parent)
             _copy_to(new, at)
     except OSError:
         if before.exists():
             before.rename(at)
             raise
         # The new one stays beside its place: it is the only one. If this raised, TorchRL would remove it.
-    flush(at.parent)
+    whole_file.flush(at.parent)
     for replaced in (
         *at.parent.glob(f".{at.name}.backup-*"),
         *at.parent.glob(f".{at.name}.stage-*"),
@@ -202,7 +202,7 @@ def _renamed(folder: Path, to: Path) -> bool:
     try:
         folder.rename(to)
     except OSError as error:
-        if error.errno not in CANNOT:
+        if error.errno not in whole_file.CANNOT:
             raise
         return False
     return True
@@ -212,13 +212,16 @@ def _copy_to(new: Path, at: Path) -> None:
     """Give the files of a checkpoint names in its place, the manifest last. OSError if there is no room."""
     try:
         shutil.copytree(
-            new, at, copy_function=link_or_copy, ignore=lambda _, names: {DIGESTS} & {*names}
+            new,
+            at,
+            copy_function=machine.link_or_copy,
+            ignore=lambda _, names: {DIGESTS} & {*names},
         )
         _flush_all([at, *at.rglob("*")])
-        link_or_copy(new / DIGESTS, at / DIGESTS)
-        flush(at / DIGESTS)
-        flush(at)
-        flush(at.parent)
+        machine.link_or_copy(new / DIGESTS, at / DIGESTS)
+        whole_file.flush(at / DIGESTS)
+        whole_file.flush(at)
+        whole_file.flush(at.parent)
     except BaseException:
         _remove(at)
         raise
@@ -354,7 +357,7 @@ def _require_same(file: Path, size: int, digest: str) -> None:
         raise _damaged(file, "it is missing")
     if file.stat().st_size != size:
         raise _damaged(file, f"it has {file.stat().st_size:,} of {size:,} bytes")
-    if digest_of(file) != digest:
+    if whole_file.digest_of(file) != digest:
         raise _damaged(file, "its bytes are not those that were written")
 
 

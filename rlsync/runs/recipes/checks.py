@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.extensions import imported, installed
-from rlsync.core.machine import affine_cores, has_package
 from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.evaluation.play import check_packages
 from rlsync.runs.recipes.bounds import bound_errors, caught, refuse
@@ -24,8 +22,7 @@ from rlsync.runs.recipes.registry import SHIPPED, recipe_named
 from rlsync.runs.recipes.run_files import BEST_VIDEO
 from rlsync.runs.recipes.settings import BFLOAT16, LOGGER_PACKAGES, LOGGERS, Config
 from rlsync.runs.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
-from rlsync.tensors.device import bfloat16_instructions
-from rlsync.transport.board.format import DATA_AT
+from rlsync.seams import DATA_AT, device, extensions, machine
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
 _FILES = 64
@@ -50,12 +47,12 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     for look in (*looks, video_errors, file_errors, update_errors):
         yield from look(config)
     kind = config.logger.kind
-    if kind in LOGGER_PACKAGES and not has_package(kind):
+    if kind in LOGGER_PACKAGES and not machine.has_package(kind):
         yield ConfigError(
             f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'"
         )
-    if (point := installed(LOGGERS).get(kind)) is not None:
-        yield from caught(lambda: imported(point, "logger"), "logger.kind")
+    if (point := extensions.installed(LOGGERS).get(kind)) is not None:
+        yield from caught(lambda: extensions.imported(point, "logger"), "logger.kind")
     for error in config.recipe.errors(config):
         if isinstance(error, RlsyncError):
             yield error
@@ -86,7 +83,7 @@ def more_frames(config: Config) -> str | None:
         ways[f"env.num_envs={2 * envs}"] = replace(
             config, env=replace(config.env, num_envs=2 * envs)
         )
-    if affine_cores() > workers + 1:
+    if machine.affine_cores() > workers + 1:
         more = replace(collector, num_workers=workers + 1)
         ways[f"collector.num_workers={workers + 1}"] = replace(config, collector=more)
     if collector.lag == 0 and workers:
@@ -241,7 +238,7 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
         yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)
     on_cpu |= recipe.acts_in_update_dtype and config.collector.device == "cpu"
     # None: it cannot be told
-    if asked["update_dtype"] and on_cpu and bfloat16_instructions() == []:
+    if asked["update_dtype"] and on_cpu and device.bfloat16_instructions() == []:
         cure = "give recipe.update_dtype=float32"
         yield ConfigError("this processor has no bfloat16", "recipe.update_dtype=bfloat16", cure)
 

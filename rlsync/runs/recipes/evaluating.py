@@ -21,8 +21,6 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.core.errors import first_line
-from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.player import Player, check_fits
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
@@ -39,7 +37,7 @@ from rlsync.runs.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.runs.recipes.settings import Config, EvaluationConfig, RecipeConfig
 from rlsync.runs.recipes.timeline import versions_between_evaluations
 from rlsync.runs.recipes.trainer import register_hooks
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.seams import POLICY, endpoint_of, first_line
 
 #: Between the seed of a run and that of its evaluations: they begin as no worker's first episodes do.
 APART = 2**30

@@ -11,8 +11,7 @@ from torchrl import modules
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.player import Player
 from rlsync.runs.recipes.sync_settings import SyncConfig
-from rlsync.tensors.layout import dtype_named
-from rlsync.tensors.sendable import copied
+from rlsync.seams import dtype_named, sendable
 
 
 class MixedMLP(modules.MLP):
@@ -78,7 +77,7 @@ def workers_player(sync: SyncConfig, player: Player, device: torch.device) -> Pl
     """
     if workers_dtype(sync) is None and device == CPU:
         return player
-    copy = copied(player, "the player", player.modules, type(player).__name__)
+    copy = sendable.copied(player, "the player", player.modules, type(player).__name__)
     for module in copy.modules.values():
         module.to(CPU)
     cast_as_workers(sync, copy)

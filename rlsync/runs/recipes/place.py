@@ -11,7 +11,6 @@ from typing import Any
 from torchrl.trainers import Trainer
 
 from rlsync import Forkserver
-from rlsync.record.schedule import FixedLag, Life
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.player import Player
 from rlsync.runs.actors.players.prefill import PREFILL, PrefilledPlayer
@@ -22,6 +21,7 @@ from rlsync.runs.recipes.networks import workers_player
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import VERSIONS
 from rlsync.runs.recipes.spaces import making, naming_env
+from rlsync.seams import schedule
 
 
 class Here:
@@ -39,9 +39,9 @@ class Here:
         num_workers = self._settings.num_workers
         start_timeout_s = self._settings.start_timeout_s
         lag = self._settings.lag
-        life: Life | FixedLag | None = self._run.again
+        life: schedule.Life | schedule.FixedLag | None = self._run.again
         if life is None and lag is not None and not config.in_process:
-            life = FixedLag(lag, self.workers, settings.rollouts_per_batch)
+            life = schedule.FixedLag(lag, self.workers, settings.rollouts_per_batch)
         if config.in_process:
             starting = making(config.env)
         else:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor, nn
 
-from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
 from rlsync.runs.recipes.impala.heads import PolicyHead
+from rlsync.seams import POLICY
 
 if TYPE_CHECKING:  # workers unpickle players, and need nothing of what probes environments
     from rlsync.runs.recipes.spaces import Spaces

@@ -33,7 +33,6 @@ from torchrl.objectives import LossModule, SoftUpdate
 from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync import RlsyncWarning
-from rlsync.core.errors import first_line, warn
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.compat.replay import Fields, RowBuffer, by_name
 from rlsync.runs.compat.trainers import draw_only, fields_read, foreign_hand, stock_step
@@ -44,6 +43,7 @@ from rlsync.runs.recipes.replay.normalize import Standardize, Standardized
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.runs.recipes.timeline import rounds
+from rlsync.seams import first_line, warn
 
 #: The tensors ``[B, *]`` that losses read, by key; ``("next", "reward")`` is ``next_reward``.
 Batch = Mapping[str, Tensor]

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsync import ConfigError
-from rlsync.core import extensions
-from rlsync.core.user_input import check_choice
+from rlsync.seams import extensions, user_input
 
 if TYPE_CHECKING:  # imports torch: not needed to list names
     from torch import nn
     from torchrl.trainers import Trainer
 
-    from rlsync.record.schedule import Life
     from rlsync.runs.actors.player import Player
     from rlsync.runs.actors.replay.shared import SharedReplayHandle
     from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
     from rlsync.runs.recipes.run import Run
     from rlsync.runs.recipes.settings import Config, EnvConfig, RecipeConfig
+    from rlsync.seams import schedule
 
 #: rlsync's own recipes, written as an entry point is.
 SHIPPED: Mapping[str, str] = {
@@ -81,7 +80,7 @@ class Recipe:
         self,
         config: Config,
         spaces: Any = None,
-        again: Life | None = None,
+        again: schedule.Life | None = None,
         shared: SharedReplayHandle | None = None,
     ) -> Trainer:
         """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
@@ -157,7 +156,7 @@ def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -
     value = at or SHIPPED.get(name)
     if value is not None:
         return loaded(EntryPoint(name, value, extensions.RECIPES))
-    check_choice("recipe", name, names(), where)
+    user_input.check_choice("recipe", name, names(), where)
     return loaded(installed()[name])
 
 

@@ -15,11 +15,6 @@ from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError
-from rlsync.core.ledger import Reserved
-from rlsync.core.machine import link_or_copy
-from rlsync.core.whole_file import digest_of
-from rlsync.record.record_schedule import stop
-from rlsync.record.schedule import Life, Rollout, lives_in
 from rlsync.runs.recipes.checkpoints import checkpoint_at
 from rlsync.runs.recipes.replay.row_segments import INDEX, Segment, read
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig
@@ -33,7 +28,7 @@ from rlsync.runs.recipes.run_files import (
     agents_in,
 )
 from rlsync.runs.recipes.settings import Config, EvaluationConfig
-from rlsync.torchrl_plugin.compat.stamps import STAMP
+from rlsync.seams import STAMP, ledger, machine, schedule, stop, whole_file
 
 #: Keys that decide nothing of what is learned.
 _BESIDE = (
@@ -84,30 +79,30 @@ def _print_of(resumed: Path) -> str | None:
     checkpoint = checkpoint_at(resumed)
     if checkpoint is None or not (checkpoint / DIGESTS).is_file():
         return None
-    return digest_of(checkpoint / DIGESTS)
+    return whole_file.digest_of(checkpoint / DIGESTS)
 
 
 def keep_life(run: Path, checkpoint: Path) -> Path | None:
     """Keep what a run's last life has left, linked where possible; None if the run has no schedule."""
     if not (run / SCHEDULE).is_file():
         return None
-    folder = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
+    folder = run / LIVES / str(len(schedule.lives_in(run / SCHEDULE)) - 1)
     folder.mkdir(parents=True)
     shutil.copy2(run / RESOLVED, folder)
-    shutil.copytree(checkpoint, folder / CHECKPOINT, copy_function=link_or_copy)
+    shutil.copytree(checkpoint, folder / CHECKPOINT, copy_function=machine.link_or_copy)
     return folder
 
 
 def lives_to_repeat(
     run: Path, config_in: Callable[[Path], Config]
-) -> dict[int, tuple[Life, Config]]:
+) -> dict[int, tuple[schedule.Life, Config]]:
     """The lives of a run that can be made again, by number from 1, and their configs; else ConfigError."""
     if agents_in(run):
         problem = "this run cannot be made again: its replay was that of a population"
         raise ConfigError(problem, str(run), "make a run with recipe.agents=1 again")
     file = run / SCHEDULE
-    lives: dict[int, tuple[Life, Config]] = {}
-    for number, life in enumerate(lives_in(file), 1):
+    lives: dict[int, tuple[schedule.Life, Config]] = {}
+    for number, life in enumerate(schedule.lives_in(file), 1):
         if not life.rollouts:  # it was killed before it had written a block
             continue
         folder = run / LIVES / str(number)
@@ -130,7 +125,7 @@ def lives_to_repeat(
     return lives
 
 
-def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
+def _why_not(config: Config, life: schedule.Life) -> Iterator[tuple[str, str]]:
     """What lacks or is not recorded, and what to do about it."""
     when = config.sync.when
     if life.facts.get("resumed"):
@@ -149,7 +144,7 @@ def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
         )
 
 
-def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
+def config_of_rerun(config: Config, life: schedule.Life, folder: Path) -> Config:
     """The same run, but for what it writes, evaluates and verifies; it ends where the record ends."""
     recipe = replace(config.recipe, target_return=None)
     if "evaluation" in {field.name for field in fields(recipe)}:
@@ -168,9 +163,9 @@ def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
     )
 
 
-def number_versions(life: Life, folder: Path) -> None:
+def number_versions(life: schedule.Life, folder: Path) -> None:
     """Let the versions of a rerun in this folder begin with the number with which the life's began."""
-    reserved = Reserved(run_id="", up_to=life.publishes[0].version - 1)
+    reserved = ledger.Reserved(run_id="", up_to=life.publishes[0].version - 1)
     (folder / VERSIONS).write_text(json.dumps(asdict(reserved)))
 
 
@@ -180,7 +175,7 @@ class Frame:
 
     #: from 1, as the learner took frames; of a rollout, step after step of all environments
     number: int
-    rollout: Rollout
+    rollout: schedule.Rollout
     taken: int  #: how many rollouts the learner took before this one
     step: int
     env: int
@@ -189,7 +184,7 @@ class Frame:
 
 
 def frame_of(
-    life: Life, config: Config, number: int | None, place: tuple[int, int, int, int]
+    life: schedule.Life, config: Config, number: int | None, place: tuple[int, int, int, int]
 ) -> Frame:
     """The frame of a number, or else of worker, rollout, step and env; ConfigError if there is none."""
     envs = config.env.num_envs

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from rlsync.record.schedule import Life
 from rlsync.runs.actors.devices import device_named, device_of_each
 from rlsync.runs.recipes.settings import Config, RecipeConfig
+from rlsync.seams import schedule
 
 if TYPE_CHECKING:
     from rlsync.runs.actors.replay.shared import SharedReplayHandle
@@ -36,7 +36,7 @@ class Run(Generic[S]):
         self,
         config: Config,
         spaces: Any = None,
-        again: Life | None = None,
+        again: schedule.Life | None = None,
         shared: SharedReplayHandle | None = None,
     ) -> None:
         self.config = config

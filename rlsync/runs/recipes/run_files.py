@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rlsync.core.whole_file import record_in, write_whole
 from rlsync.runs.plain import json_of
+from rlsync.seams import whole_file
 
 RESOLVED = "config.yaml"  #: the run's config, every key with its value
 RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish
@@ -146,7 +146,7 @@ class RunStatistics:
 
     def write(self, run: Path) -> None:
         text = json_of(asdict(self)) + "\n"
-        write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
+        whole_file.write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
 
     def progress(self) -> str:
         """How far the run is, in one line; what is not known yet is left out."""
@@ -194,7 +194,7 @@ class RunStatistics:
 
 
 def statistics_in(run: Path) -> RunStatistics | None:
-    return record_in(run / STATISTICS, RunStatistics, "the statistics")
+    return whole_file.record_in(run / STATISTICS, RunStatistics, "the statistics")
 
 
 def statistics_schema() -> dict[str, Any]:

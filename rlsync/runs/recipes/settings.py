@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.record.schedule import lag_in_words
 from rlsync.runs.evaluation.play import GIVE_UP_AFTER_S, GIVE_UP_AFTER_STEPS
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.env_settings import AtariConfig as AtariConfig
@@ -22,6 +21,7 @@ from rlsync.runs.recipes.env_settings import RenderedConfig as RenderedConfig
 from rlsync.runs.recipes.sync_settings import RouteConfig as RouteConfig
 from rlsync.runs.recipes.sync_settings import SyncConfig as SyncConfig
 from rlsync.runs.recipes.sync_settings import WhenConfig as WhenConfig
+from rlsync.seams import schedule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -349,7 +349,7 @@ class Config:
 
     def lag_facts(self) -> str:
         """How old the weights are that workers act with, in words."""
-        return lag_in_words(self.collector.lag, in_process=self.in_process)
+        return schedule.lag_in_words(self.collector.lag, in_process=self.in_process)
 
     def __post_init__(self) -> None:
         # Relative paths mean the working directory of now: an environment may change it later.

@@ -15,7 +15,6 @@ from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule
 
 from rlsync import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.core.errors import first_line
 from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions
 from rlsync.runs.actors.envs.observations import require_vector_or_picture
 from rlsync.runs.actors.envs.specs import make_venv
@@ -23,7 +22,7 @@ from rlsync.runs.actors.envs.vectors import SpacedEnvs
 from rlsync.runs.actors.worker import seed_all
 from rlsync.runs.evaluation.try_out import random_steps
 from rlsync.runs.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
-from rlsync.tensors.digest import digest
+from rlsync.seams import digest, first_line
 
 
 @dataclass(frozen=True, slots=True)

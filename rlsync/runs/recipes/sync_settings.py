@@ -8,10 +8,8 @@ from functools import partial, reduce
 from operator import or_
 
 from rlsync import ConfigError, Every, RlsyncError, Source, StepsAhead
-from rlsync.core.path import parse
-from rlsync.core.trigger import Trigger
-from rlsync.core.user_input import check_choice
 from rlsync.runs.recipes.bounds import above_zero, caught, refuse
+from rlsync.seams import Trigger, parse, user_input
 
 WIRE_DTYPES = ("float32", "bfloat16", "float16")  #: what weights may be cast to on their way
 
@@ -133,7 +131,9 @@ def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
                 cure = "write {destination: policy, source: loss_module.actor_network}"
                 yield ConfigError(f"an entry of the sync map has no {side}", key, cure)
         if (dtype := route.dtype) is not None:
-            yield from caught(partial(check_choice, "dtype", dtype, WIRE_DTYPES, f"{key}.dtype"))
+            yield from caught(
+                partial(user_input.check_choice, "dtype", dtype, WIRE_DTYPES, f"{key}.dtype")
+            )
         if route.destination and route.destination in destinations:
             yield ConfigError(
                 f"two entries of the sync map go to {route.destination!r}", key, "drop one"

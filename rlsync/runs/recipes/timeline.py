@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rlsync import ConfigError
-from rlsync.core.trigger import Counters, Trigger
 from rlsync.runs.recipes.settings import Config
 from rlsync.runs.recipes.sync_settings import trigger
+from rlsync.seams import Counters, Trigger
 
 _MOST_ROUNDS = 2_000_000  #: of a plan: they are counted one by one, and kept
 

@@ -17,8 +17,6 @@ from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, LogReceipts, RecordSchedule, RlsyncError, SyncWeights, VerifySync
-from rlsync.core.errors import first_line
-from rlsync.core.extensions import imported, installed
 from rlsync.runs.compat.trainers import CsvFiles, forget_logged
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.checkpoints import WholeCheckpoint, taken
@@ -40,6 +38,7 @@ from rlsync.runs.recipes.run_files import (
 )
 from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, LOGGERS, Config, RecipeConfig
 from rlsync.runs.recipes.sync_settings import sync_map, trigger, verify_trigger
+from rlsync.seams import extensions, first_line
 
 #: The name of LogReceipts in checkpoints. TorchRL refuses a checkpoint that lacks a registered name.
 _RECEIPTS_KEY = "sync_metrics"
@@ -198,7 +197,7 @@ def make_logger(config: Config) -> Logger | None:
             return _wandb(config, run_dir)
         make: Any = {"tensorboard": TensorboardLogger, "csv": CsvFiles}.get(kind)
         if make is None:
-            make = imported(installed(LOGGERS)[kind], "logger")
+            make = extensions.imported(extensions.installed(LOGGERS)[kind], "logger")
         logger = make(exp_name=METRICS, log_dir=run_dir, **kwargs)
     except TypeError as error:
         problem = f"the {kind} logger does not take these arguments: {first_line(error)}"

@@ -9,15 +9,11 @@ import time
 import torch
 
 from rlsync import AdoptionTimeout, PublishError, RlsyncError
-from rlsync.core.ledger import NOTHING
 from rlsync.runs.actors.cluster.job import Flat, NodeJob, Orders, Turns, pack
 from rlsync.runs.actors.ring.reader import RolloutRing
 from rlsync.runs.actors.supervision import Supervisor
 from rlsync.runs.actors.worker import WorkerJob, start_workers
-from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.sync.starting import StartLogs
-from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.ray.receiver import NodeReceiver
+from rlsync.seams import BoardWriter, NodeReceiver, ledger, processes, starting
 
 #: How long a call may wait for the calls before it. They answer far sooner, or the agent is ended.
 _TURN_TIMEOUT_S = 60.0
@@ -29,7 +25,7 @@ _LOOK_FOR_A_VERSION_S = 0.01
 def has_version(receiver: NodeReceiver, timeout_s: float) -> bool:
     """Wait for the first version; whether it came before the receiver failed, and in time."""
     deadline = time.monotonic() + timeout_s
-    while receiver.stamp == NOTHING:
+    while receiver.stamp == ledger.NOTHING:
         if time.monotonic() >= deadline or receiver.failure is not None:
             return False
         time.sleep(_LOOK_FOR_A_VERSION_S)
@@ -67,7 +63,7 @@ class NodeAgent:
             problem = f"no version of the weights came to this node within {timeout_s:g} s"
             cure = "look whether the node reaches the learner's node on all of Ray's ports"
             raise AdoptionTimeout(problem, f"node {job.node}", cure) from self._receiver.failure
-        logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
+        logs = starting.StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
         workers = WorkerJob(
             crew=job.crew,
             ring=self._ring.handle,
@@ -117,7 +113,7 @@ class NodeAgent:
                 if self._ending.is_set() or self._receiver.learner_died:
                     return None  # the ring is closed, or nobody would get the rollout
                 self._workers.look()
-                rollout = self._ring.take(min(LOOK_EVERY_S, timeout_s))
+                rollout = self._ring.take(min(processes.LOOK_EVERY_S, timeout_s))
                 if rollout is not None:
                     flat = pack(rollout, self._layout, self._ring.counters())
                     self._ring.give_back(rollout)

@@ -16,7 +16,7 @@ from rlsync.runs.actors.cluster.node import ANSWER_WITHIN_S, Node
 from rlsync.runs.actors.cluster.nodes import Nodes
 from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.runs.actors.ring.reader import TakenRollout
-from rlsync.tensors.layout import Layout
+from rlsync.seams import Layout
 
 
 @dataclass(frozen=True, slots=True)

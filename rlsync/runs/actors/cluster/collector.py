@@ -14,7 +14,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tensordict import TensorDict
 
 from rlsync import AdoptionTimeout
-from rlsync.core.user_input import check_count
 from rlsync.runs.actors.cluster.agent import NodeAgent, has_version
 from rlsync.runs.actors.cluster.arrivals import Arrivals, Origin
 from rlsync.runs.actors.cluster.job import NodeJob
@@ -26,11 +25,7 @@ from rlsync.runs.actors.player import Playable, Player, player_of
 from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.runs.actors.rollout_collector import RolloutCollector, crew_of
 from rlsync.runs.actors.settings import CollectSettings
-from rlsync.tensors.leaves import Leaves
-from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.ray.learner import RayTransport
-from rlsync.transport.ray.receiver import NodeReceiver
+from rlsync.seams import BoardHandle, BoardWriter, Leaves, NodeReceiver, RayTransport, user_input
 
 #: the seeds of a node's next agent lie this far from those of the agent before
 _SEEDS_APART = 15_485_863
@@ -65,11 +60,11 @@ class ClusterCollector(RolloutCollector):
         newest_only: bool = False,
     ) -> None:
         where = f"ClusterCollector(workers_per_node={workers_per_node!r})"
-        check_count("workers_per_node", workers_per_node, 1, where, "")
+        user_input.check_count("workers_per_node", workers_per_node, 1, where, "")
         slots = settings.slots
         if slots is None:
             slots = workers_per_node + 2
-        check_count("slots", slots, 1, f"CollectSettings(slots={slots!r})", "")
+        user_input.check_count("slots", slots, 1, f"CollectSettings(slots={slots!r})", "")
         crew = crew_of(player_of(network), env, settings, workers=workers_per_node, slots=slots)
         self._session = session
         self._newest_only = newest_only

@@ -18,7 +18,7 @@ from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.ring.format import RingCounters
 from rlsync.runs.actors.ring.reader import TakenRollout
 from rlsync.runs.actors.worker import Crew
-from rlsync.tensors.layout import Layout
+from rlsync.seams import Layout
 
 
 class Flat(NamedTuple):

@@ -15,9 +15,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from rlsync import RlsyncError
-from rlsync.core.errors import first_line
 from rlsync.runs.actors.ring.format import RingCounters
-from rlsync.sync.processes import process_state
+from rlsync.seams import first_line, processes
 
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
 ANSWER_WITHIN_S = 2.0
@@ -133,7 +132,7 @@ def family_of(pid: int) -> list[int]:
     """An agent of this machine and what it started, down to the last child; nothing if it is no agent."""
     with suppress(psutil.Error):
         agent = psutil.Process(pid)
-        if process_state(pid) == "dead":
+        if processes.process_state(pid) == "dead":
             command = ""
         else:
             command = " ".join(agent.cmdline())
@@ -151,7 +150,9 @@ def kill_family(family: list[int]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
         until_s = time.monotonic() + within_s
-        while not gone.issuperset(map(process_state, family)) and time.monotonic() < until_s:
+        while (
+            not gone.issuperset(map(processes.process_state, family)) and time.monotonic() < until_s
+        ):
             time.sleep(0.01)
 
 

@@ -16,7 +16,7 @@ from rlsync import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.cluster.node import Machine, Node, living_machines, why
 from rlsync.runs.actors.cluster.session import check_reachable
 from rlsync.runs.actors.supervision import Pauses, Restarts
-from rlsync.sync.processes import LOOK_EVERY_S, Silence
+from rlsync.seams import processes
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Nodes:
     joined: Callable[[Node], object]
 
     def __post_init__(self) -> None:
-        self._silence = Silence(self.placement.node_timeout_s)
+        self._silence = processes.Silence(self.placement.node_timeout_s)
         self._here = ray.get_runtime_context().get_node_id()
         self._gcs = ray.get_runtime_context().gcs_address
         self._gcs_seen_at_s = time.monotonic()
@@ -109,13 +109,13 @@ class Nodes:
                 raise self._not_started(waiting)
             heads = {node.head: node for node in waiting}
             if heads:
-                ready, _ = ray.wait(list(heads), timeout=LOOK_EVERY_S)
+                ready, _ = ray.wait(list(heads), timeout=processes.LOOK_EVERY_S)
                 for ref in ready:
                     self.read(heads[ref])
             if self._causes:
                 raise self._none_left("starting the workers of a node")
             if not waiting:
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(processes.LOOK_EVERY_S)
 
     def read(self, node: Node) -> Any:
         """The rollout at a node's head, which has answered; ``None``: it has just got ready, or is lost."""
@@ -137,7 +137,9 @@ class Nodes:
     def look(self) -> bool:
         """Start and end agents as needed; whether one was. WorkerLost: no node is left."""
         before = self.tally.lost + self.tally.restarted + len(self._by_id)
-        if time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:  # not before each of many rollouts
+        if (
+            time.monotonic() - self._looked_at_s >= processes.LOOK_EVERY_S
+        ):  # not before each of many rollouts
             self._looked_at_s = time.monotonic()
             self._end_silent()
         if time.monotonic() - self._asked_ray_at_s >= _ASK_RAY_EVERY_S:

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsync import ConfigError
-from rlsync.core.errors import first_line
-from rlsync.core.machine import has_package
-from rlsync.core.whole_file import write_whole
-from rlsync.transport.contract import ReaderStatus
+from rlsync.seams import ReaderStatus, first_line, machine, whole_file
 
 CONNECT_TIMEOUT_S = 5.0  #: how long a cluster may take to accept a connection
 
@@ -92,7 +89,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 def check_address(address: str | None) -> None:
     """Refuse a missing Ray, or an address that :class:`Session` cannot use; connects to nothing."""
-    if not has_package("ray"):
+    if not machine.has_package("ray"):
         raise ConfigError("ray is not installed", "cluster=ray", "pip install 'rlsync[ray]'")
     if address is None or address == "auto":
         return
@@ -156,7 +153,7 @@ class ClusterStatus:
 
     def write(self, file: Path) -> None:
         """Write it, so that a reader finds the old or the new file whole."""
-        write_whole(file, lambda beside: beside.write_text(json.dumps(asdict(self))))
+        whole_file.write_whole(file, lambda beside: beside.write_text(json.dumps(asdict(self))))
 
     @classmethod
     def read(cls, file: Path) -> ClusterStatus:

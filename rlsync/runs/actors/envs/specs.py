@@ -20,9 +20,9 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from rlsync import ConfigError
-from rlsync.core.errors import first_line
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
+from rlsync.seams import first_line
 
 if TYPE_CHECKING:  # at run time torchrl is imported only where its environments are made
     from torchrl.envs import EnvBase

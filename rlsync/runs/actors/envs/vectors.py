@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync import ConfigError
-from rlsync.core.user_input import did_you_mean, nearest_name
 from rlsync.runs.actors.envs.actions import ActionSpec, actions_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.runs.actors.envs.observations import observations_of
+from rlsync.seams import user_input
 
 #: For each episode that was truncated and did not terminate, and with keep_last() for each that ended: the
 #: environment, and the last observation.
@@ -270,7 +270,8 @@ class AleEnvs(VectorEnvs):
         games = roms.get_all_rom_ids()
         if game not in games:
             cure = (
-                did_you_mean(nearest_name(game, games)) + "write it in snake_case: space_invaders"
+                user_input.did_you_mean(user_input.nearest_name(game, games))
+                + "write it in snake_case: space_invaders"
             )
             raise ConfigError(f"ale-py has no game {game!r}", "AtariEnvs(game=...)", cure)
         self.ale = vector_env.AtariVectorEnv(

@@ -9,9 +9,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from rlsync import ConfigError
-from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
+from rlsync.seams import POLICY
 
 #: Records of each step: the Q-value of the action taken, and the largest one. An initial priority needs both.
 TAKEN_VALUE = "taken_value"

@@ -29,9 +29,7 @@ from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.player import Player, Record
 from rlsync.runs.actors.replay.unrolls import Drawn
-from rlsync.tensors.layout import Layout
-from rlsync.transport.rules import pauses
-from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
+from rlsync.seams import Layout, pauses, shared_file
 
 _MAGIC = 0x504C5952_4C52  # "RLRYLP"
 _FORMAT = 1
@@ -43,8 +41,8 @@ _BLOCK_LOCK = 1 << 44  # far behind the data: these locks need no bytes under th
 class SharedReplayHandle:
     """How an agent finds the replay: small, picklable, valid while the process lives that has made it."""
 
-    address: FileAddress
-    mark: Mark
+    address: shared_file.FileAddress
+    mark: shared_file.Mark
     layout: bytes  #: of one block, as JSON
     blocks: int
     agent: int = 0  #: the number of the agent that opens it
@@ -52,7 +50,7 @@ class SharedReplayHandle:
 
 def made_replay(
     player: Player, shape: keys.RolloutShape, capacity_steps: int, max_bytes: int, agents: int
-) -> tuple[SharedFile, SharedReplayHandle]:
+) -> tuple[shared_file.SharedFile, SharedReplayHandle]:
     """The memory of a replay for so many agents that act with such players, and how they find it.
 
     Each of them may leave one block without a number when it is killed, so there is at least one more.
@@ -65,7 +63,11 @@ def made_replay(
         problem = f"{agents} agents cannot share a replay of {capacity_steps} steps"
         cure = f"give room for {agents + 1} rollouts of {in_block} steps or more"
         raise ConfigError(problem, "recipe.replay.capacity_steps", cure)
-    size = PAGE_BYTES + whole_pages(blocks * _LINE_BYTES) + blocks * layout.image_bytes
+    size = (
+        shared_file.PAGE_BYTES
+        + shared_file.whole_pages(blocks * _LINE_BYTES)
+        + blocks * layout.image_bytes
+    )
     if size > max_bytes:
         problem = (
             f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
@@ -73,9 +75,9 @@ def made_replay(
         raise ConfigError(
             problem, "recipe.replay.max_bytes", f"give {size}, or fewer capacity_steps"
         )
-    file = SharedFile.create("rlsync-replay")
+    file = shared_file.SharedFile.create("rlsync-replay")
     file.allocate(0, size)
-    mark = Mark.write(file.words(PAGE_BYTES, 0), _MAGIC, _FORMAT)
+    mark = shared_file.Mark.write(file.words(shared_file.PAGE_BYTES, 0), _MAGIC, _FORMAT)
     return file, SharedReplayHandle(file.address, mark, layout.to_json(), blocks)
 
 
@@ -95,11 +97,13 @@ class SharedReplay:
         self.records = tuple(records)
         self.generator = torch.Generator().manual_seed(seed)
         self._workers = workers
-        self._file, _ = handle.mark.open(handle.address, PAGE_BYTES, "shared replay")
+        self._file, _ = handle.mark.open(handle.address, shared_file.PAGE_BYTES, "shared replay")
         layout = Layout.from_json(handle.layout)
         blocks = handle.blocks
-        images_at = whole_pages(blocks * _LINE_BYTES)
-        memory = self._file.map(images_at + blocks * layout.image_bytes, PAGE_BYTES, writable=True)
+        images_at = shared_file.whole_pages(blocks * _LINE_BYTES)
+        memory = self._file.map(
+            images_at + blocks * layout.image_bytes, shared_file.PAGE_BYTES, writable=True
+        )
         lines = memory[: blocks * _LINE_BYTES].view(torch.int64).view(blocks, 3).numpy()
         self._numbers, self._agents, self._makers = lines.T
         images = memory[images_at:].view(blocks, layout.image_bytes)

@@ -22,8 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlsync.tensors.layout import Layout
-from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
+from rlsync.seams import Layout, shared_file
 
 MAGIC = 0x474E_4952_4C52  # "RLRING"
 FORMAT = 2
@@ -32,7 +31,7 @@ MAX_SLOTS = 256
 MAX_WRITERS = 1022
 LINE_WORDS = 8
 
-_CONTROL = PAGE_BYTES // 8
+_CONTROL = shared_file.PAGE_BYTES // 8
 CLOSED = _CONTROL
 RUNNING = _CONTROL + 1
 SEED = _CONTROL + 2
@@ -42,7 +41,7 @@ TAKEN = _CONTROL + 5
 DROPPED = _CONTROL + 6  # completed rollouts that the learner dropped
 _SLOT_LINES = _CONTROL + LINE_WORDS
 _WRITER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
-CONTROL_BYTES = whole_pages((_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8)
+CONTROL_BYTES = shared_file.whole_pages((_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8)
 
 LAST_WORDS_BYTES = 1 << 16
 # File offsets, not memory: untouched pages cost nothing.
@@ -88,23 +87,25 @@ def last_words_at(writer: int) -> int:
 
 def image_stride(layout: Layout) -> int:
     """Bytes from one slot image to the next: whole pages."""
-    return whole_pages(layout.image_bytes)
+    return shared_file.whole_pages(layout.image_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class RingHandle:
     """How a worker finds a ring: small, picklable, valid while the learner lives."""
 
-    address: FileAddress
+    address: shared_file.FileAddress
     ring_id: int
     layout: bytes  #: of one slot, as JSON
     slots: int
     writers: int  #: how many there may be
     when_full: WhenFull = "block"
 
-    def open(self) -> tuple[SharedFile, memoryview]:
+    def open(self) -> tuple[shared_file.SharedFile, memoryview]:
         """Open the ring, with a descriptor and locks of one's own, and map its control words."""
-        return Mark(MAGIC, FORMAT, self.ring_id).open(self.address, CONTROL_BYTES, "rollout ring")
+        return shared_file.Mark(MAGIC, FORMAT, self.ring_id).open(
+            self.address, CONTROL_BYTES, "rollout ring"
+        )
 
 
 class RolloutImages:
@@ -113,7 +114,7 @@ class RolloutImages:
     The number behind the last of the ``slots`` stands for memory of this process, which nobody else reads.
     """
 
-    def __init__(self, file: SharedFile, layout: Layout, slots: int) -> None:
+    def __init__(self, file: shared_file.SharedFile, layout: Layout, slots: int) -> None:
         self._file = file
         self._slots = slots
         self._layout = layout

@@ -30,7 +30,6 @@ from typing import get_args
 from torch import Tensor
 
 from rlsync import BoardClosed, ConfigError
-from rlsync.core.user_input import check_choice
 from rlsync.runs.actors.ring import format as fmt
 from rlsync.runs.actors.ring.format import (
     RingCounters,
@@ -40,9 +39,7 @@ from rlsync.runs.actors.ring.format import (
     WhenFull,
     WriterStatus,
 )
-from rlsync.tensors.layout import Layout
-from rlsync.transport.rules import pauses
-from rlsync.transport.shared_file import Mark, SharedFile
+from rlsync.seams import Layout, pauses, shared_file, user_input
 
 __all__ = ["RingCounters", "RingHandle", "RolloutRing", "TakenRollout", "WriterStatus"]
 
@@ -72,7 +69,7 @@ class RolloutRing:
     ) -> None:
         _check_range("slots", slots, fmt.MAX_SLOTS)
         _check_range("writers", writers, fmt.MAX_WRITERS)
-        check_choice(
+        user_input.check_choice(
             "policy for a full ring", when_full, get_args(WhenFull), f"when_full={when_full!r}"
         )
         self._when_full: WhenFull = when_full
@@ -80,11 +77,11 @@ class RolloutRing:
         self._slot_count = slots
         self._writer_count = writers
         self._pid = os.getpid()
-        self._file = SharedFile.create("rlsync-rollouts")
+        self._file = shared_file.SharedFile.create("rlsync-rollouts")
         self._file.allocate(0, fmt.CONTROL_BYTES)
         self._file.allocate(fmt.IMAGES_AT, slots * fmt.image_stride(layout))
         self._words = self._file.words(fmt.CONTROL_BYTES, 0)
-        self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
+        self._mark = shared_file.Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.LEARNER_LOCK, exclusive=True)
         self._images = RolloutImages(self._file, self._layout, slots)
         self._held: dict[int, TakenRollout] = {}  # by slot

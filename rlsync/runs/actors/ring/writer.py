@@ -10,8 +10,7 @@ from torch import Tensor
 from rlsync import ConfigError, PublishError
 from rlsync.runs.actors.ring import format as fmt
 from rlsync.runs.actors.ring.format import RingHandle, RolloutImages, RolloutState
-from rlsync.tensors.layout import Layout
-from rlsync.transport.rules import pauses
+from rlsync.seams import Layout, pauses
 
 
 class RingWriter:

@@ -12,11 +12,10 @@ from tensordict.nn import TensorDictSequential
 from torch import Generator, Tensor, nn
 from torchrl.modules.distributions.utils import safetanh_noeps
 
-from rlsync.core.plan import POLICY
 from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
 from rlsync.runs.recipes.spaces import Spaces
-from rlsync.torchrl_plugin.dreamer.player import NO_VERSION, STATE_VERSION
+from rlsync.seams import NO_VERSION, POLICY, STATE_VERSION
 
 STATE = "state"  #: what is drawn, given the belief and an observation
 BELIEF = "belief"  #: what is computed of all steps before

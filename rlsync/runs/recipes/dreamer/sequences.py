@@ -21,7 +21,7 @@ from rlsync import ConfigError
 from rlsync.runs.actors.intake import RolloutId
 from rlsync.runs.compat.replay import OwnSampler, RowBuffer
 from rlsync.runs.recipes.replay.memory import Memory
-from rlsync.torchrl_plugin.compat.stamps import STAMP
+from rlsync.seams import STAMP
 
 #: What heads read while sequences are replayed, and while steps are imagined.
 REPLAYED = [("next", "state"), ("next", "belief")]

@@ -14,17 +14,13 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, NotFinite
 from rlsync.runs.recipes.pure import PureStepper
-from rlsync.tensors.digest import all_finite
-from rlsync.torchrl_plugin.compat import in_place_of
-from rlsync.torchrl_plugin.compat.trainers import optimizers
-from rlsync.torchrl_plugin.ending.last_checkpoint import finite_weights, save_before_the_end
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.seams import all_finite, in_place_of, last_checkpoint, misuse, trainers
 
 #: TorchRL's steppers write the norm of the gradient under a key that begins so, before they step.
 _NORM = "grad_norm"
 
 
-class StopIfNotFinite(RegistersItself):
+class StopIfNotFinite(misuse.RegistersItself):
     """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number.
 
     It names the loss or the parameters, the step and the checkpoint, which is written once more if the
@@ -39,7 +35,7 @@ class StopIfNotFinite(RegistersItself):
 
     def register(self, trainer: Trainer, name: str = "stop_if_not_finite") -> None:
         """Check every step of every optimizer; ConfigError if the trainer has none. ``name`` is not used."""
-        watched = optimizers(trainer)
+        watched = trainers.optimizers(trainer)
         if not watched:
             problem = "the trainer has no optimizer to watch"
             cure = "register it after the optimizer or the optimization stepper is set"
@@ -103,10 +99,10 @@ class StopIfNotFinite(RegistersItself):
         trainer = self._trainer
         assert trainer is not None
         cure = "no step was made; the weights are those of before"
-        if not finite_weights(trainer):
+        if not last_checkpoint.finite_weights(trainer):
             cure = "no step was made, but the weights were not finite before; resume from an older checkpoint"
         elif trainer.save_trainer_file is not None:
-            saved = save_before_the_end(trainer)
+            saved = last_checkpoint.save_before_the_end(trainer)
             cure = f"no step was made; no checkpoint of before: {saved.why_not}"
             if saved.path is not None:
                 cure = (

@@ -26,12 +26,7 @@ from rlsync.runs.actors.rollout_collector import RolloutCollector
 from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.run_files import RunStatistics
-from rlsync.torchrl_plugin.compat.collectors import around_arrivals
-from rlsync.torchrl_plugin.compat.stamps import STAMP
-from rlsync.torchrl_plugin.compat.trainers import Reader, registered_modules
-from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require_stamps
-from rlsync.transport.contract import ReaderStatus
+from rlsync.seams import STAMP, ReaderStatus, ages, around_arrivals, misuse, trainers
 
 
 class InSummary(ABC):
@@ -86,7 +81,7 @@ class Load:
 CHECKPOINT_KEY = "lag_histogram"
 
 
-class StalenessHistogram(RegistersItself, Reader):
+class StalenessHistogram(misuse.RegistersItself, trainers.Reader):
     """Counts how many versions old the consumed steps are, and logs their mean.
 
     The counts go to a file at each checkpoint and at the end. After every batch it logs
@@ -116,7 +111,7 @@ class StalenessHistogram(RegistersItself, Reader):
         steps: Counter[int] = Counter()
         for newest, stamps in consumed.items():
             flat = torch.cat(list(map(torch.flatten, stamps)))
-            steps += counts_by_age(flat, self.sync.ledger, newest)
+            steps += ages.counts_by_age(flat, self.sync.ledger, newest)
         if not steps:
             return None
         self.counts.update(steps)
@@ -124,7 +119,7 @@ class StalenessHistogram(RegistersItself, Reader):
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
-        require_stamps(self.sync, "StalenessHistogram")
+        misuse.require_stamps(self.sync, "StalenessHistogram")
         trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_steps_log", self.report)
         trainer.register_op("shutdown", self.write)
@@ -152,7 +147,7 @@ _WRITE_EVERY_S = 1.0  #: seconds between two writes of the file
 
 
 @dataclass(eq=False)
-class StatisticsHook(RegistersItself, InSummary):
+class StatisticsHook(misuse.RegistersItself, InSummary):
     """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
 
     It logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect
@@ -272,7 +267,7 @@ class StatisticsHook(RegistersItself, InSummary):
         if trainer is None:
             return numbers
         return_mean = None
-        for hook in registered_modules(trainer):
+        for hook in trainers.registered_modules(trainer):
             if return_mean is None and isinstance(hook, EpisodeReturns) and hook.newest:
                 return_mean = hook.mean
         return replace(
@@ -300,7 +295,7 @@ class StatisticsHook(RegistersItself, InSummary):
         self._count_receipts()
         self._look_at_adoptions(workers)
         age = self.sync.staleness(batch).versions
-        known = age[age != UNKNOWN]
+        known = age[age != ages.UNKNOWN]
         if known.numel():
             newest = self.sync.version - int(known.min())
             while self._awaited and self._awaited[0].version <= newest:

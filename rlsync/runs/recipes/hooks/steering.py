@@ -16,10 +16,10 @@ from torchrl.trainers import Trainer, TrainerHookBase
 from rlsync.runs.actors.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 from rlsync.runs.actors.replay.mixing import ReplayMix
 from rlsync.runs.actors.replay.pacing import Pace
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, no_trainer, refuse_arguments
+from rlsync.seams import misuse
 
 
-class KeepPace(RegistersItself):
+class KeepPace(misuse.RegistersItself):
     """Lets a trainer do as many optimizer steps as its frames allow; logs ``pace/ratio``, ``pace/updates``.
 
     With ``refills`` a resumed run, whose checkpoint has no frames, first collects those of the prefill.
@@ -101,7 +101,7 @@ class EpisodeReturns(TrainerHookBase):
 
     def __call__(self, batch: TensorDictBase | None) -> dict[str, Any] | None:
         if self._trainer is None:
-            raise no_trainer(self)
+            raise misuse.no_trainer(self)
         if batch is None:
             return None
         ended = self.ended(batch)
@@ -156,8 +156,8 @@ class EpsilonDecay(TrainerHookBase):
 
     def __call__(self, *given: object) -> None:
         if self._trainer is None:
-            raise no_trainer(self)
-        refuse_arguments(self, given)
+            raise misuse.no_trainer(self)
+        misuse.refuse_arguments(self, given)
         if self._trainer.collected_frames > self._frames:
             self.greedy.step(self._trainer.collected_frames - self._frames)
             self._frames = self._trainer.collected_frames

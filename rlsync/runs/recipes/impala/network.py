@@ -10,12 +10,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from rlsync import ConfigError
-from rlsync.core.plan import POLICY
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
 from rlsync.runs.recipes.impala.heads import PolicyHead
 from rlsync.runs.recipes.impala.layers import EpisodicLSTM, Pixels, linear, make_torso, split_pass
+from rlsync.seams import POLICY
 
 _NOTHING = nullcontext()
 _HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}

@@ -32,7 +32,7 @@ from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.place import collect_settings
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig
-from rlsync.transport.shared_file import SharedFile
+from rlsync.seams import shared_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def register_hooks(
 
 def shared_replay(
     configs: Sequence[Config], spaces: VectorSpaces
-) -> tuple[SharedFile, SharedReplayHandle]:
+) -> tuple[shared_file.SharedFile, SharedReplayHandle]:
     """The replay of agents with these configs; ConfigError if their rollouts differ, or it is too large."""
     recipes = list(map(ImpalaConfig.of, configs))
     envs = configs[0].env.num_envs

@@ -25,7 +25,7 @@ from rlsync.runs.recipes.replay.settings import ActorCriticConfig, OffPolicyConf
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.spaces import Spaces
 from rlsync.runs.recipes.trainer import annealing, trainer_settings
-from rlsync.torchrl_plugin.compat.trainers import replace_component
+from rlsync.seams import trainers
 
 
 def replay_buffer(run: Run[ReplayConfig], sampler: Sampler) -> RowBuffer:
@@ -60,7 +60,7 @@ def paced_trainer(
     if recipe.buffer_checkpointed:
         memory.buffer.storage.checkpointer = RowSegments(memory.buffer)
     elif trainer.checkpoint is not None:
-        replace_component(trainer.checkpoint, "replay_buffer", Component())
+        trainers.replace_component(trainer.checkpoint, "replay_buffer", Component())
     memory.register(trainer)
     KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed).register(trainer)
     if optimizer is not None:

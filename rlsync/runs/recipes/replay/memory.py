@@ -15,7 +15,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import NotFinite
 from rlsync.runs.compat.replay import OwnSampler, RowBuffer, keep_common
-from rlsync.torchrl_plugin.compat.trainers import Reader
+from rlsync.seams import trainers
 
 _ENDS = ("done", "terminated", "truncated")  #: what says that an episode is over after a step
 
@@ -34,7 +34,7 @@ def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDi
     return summed
 
 
-class Memory(Reader, ABC):
+class Memory(trainers.Reader, ABC):
     """Stores every batch, also those of the prefill, and draws what each optimizer step learns from."""
 
     def __init__(self, buffer: RowBuffer) -> None:

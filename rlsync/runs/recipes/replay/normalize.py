@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torchrl.trainers import Trainer
 
 from rlsync.runs.recipes.bounds import above_zero, kept
-from rlsync.torchrl_plugin.compat.trainers import Reader
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.seams import misuse, trainers
 
 #: The child of a network that holds the statistics; leaf names of the sync map have it.
 OBSERVATIONS = "observations"
@@ -102,7 +101,7 @@ class Standardized(nn.Module):
         return self.net(self.observations(observation), *others)
 
 
-class Normalize(RegistersItself, Reader):
+class Normalize(misuse.RegistersItself, trainers.Reader):
     """Counts every frame, writes statistics into the loss, and scales drawn rewards of any age alike."""
 
     reads = (("next", "reward"),)

@@ -24,10 +24,8 @@ from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
 from torchrl.data.replay_buffers import TensorStorage
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
-from rlsync.core.errors import first_line, warn
-from rlsync.core.machine import cure_of, machines
-from rlsync.core.whole_file import digest_of
 from rlsync.runs.compat import replay
+from rlsync.seams import first_line, machine, warn, whole_file
 
 #: What reading a damaged segment can raise.
 _DAMAGED = (
@@ -93,7 +91,7 @@ def write(rows: TensorDictBase, folder: Path, first: int, *, merged: bool) -> Se
             os.fsync(opened.fileno())
     except (OSError, RuntimeError) as error:  # torch turns the first into the second
         raise unwritten(folder, error) from error
-    return Segment(file.name, first, end, file.stat().st_size, merged, digest_of(file))
+    return Segment(file.name, first, end, file.stat().st_size, merged, whole_file.digest_of(file))
 
 
 def _copied(rows: TensorDictBase) -> dict[str, Any]:
@@ -136,9 +134,9 @@ def unwritten(folder: Path, error: Exception) -> RlsyncError:
     if isinstance(error.__context__, OSError):
         reason = error.__context__
     cure = "make room there"
-    refusal = machines(error)
+    refusal = machine.machines(error)
     if refusal is not None:
-        cure = cure_of(refusal, folder) or cure
+        cure = machine.cure_of(refusal, folder) or cure
     cure += "; the checkpoint before is whole, and resume=RUN goes on from it"
     return RlsyncError(
         f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure
