@@ -277,7 +277,7 @@ def test_a_missing_package_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "rlsync.runs.evaluation.play.has_package", lambda name: name != "imageio" and has_package(name)
+        "rlsync.core.machine.has_package", lambda name: name != "imageio" and has_package(name)
     )
     assert "pip install 'rlsync[video]'" in refused(config_of("dqn", tmp_path))
 

@@ -26,11 +26,10 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlsync.core import machine, whole_file
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.runs.life.state import begin
-from rlsync.runs.recipes import checkpoints, ppo
+from rlsync.runs.recipes import ppo
 from rlsync.runs.recipes import trainer as recipe_trainer
 from rlsync.runs.recipes.checkpoints import WholeCheckpoint, require_whole, taken
 from rlsync.runs.recipes.ppo import PPOConfig
-from rlsync.runs.recipes.replay import row_segments
 from rlsync.runs.recipes.replay.row_segments import RowSegments
 from rlsync.runs.recipes.run_files import CHECKPOINT, DIGESTS, ROOM
 from rlsync.runs.recipes.settings import CollectorConfig, Config
@@ -170,13 +169,13 @@ def test_a_replay_segment_is_hashed_once_and_its_digest_is_carried_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
+    digest_of = whole_file.digest_of
 
     def counted(file: Path) -> str:
         hashed.append(file.name)
-        return whole_file.digest_of(file)
+        return digest_of(file)
 
-    monkeypatch.setattr(row_segments, "digest_of", counted)
-    monkeypatch.setattr(checkpoints, "digest_of", counted)
+    monkeypatch.setattr(whole_file, "digest_of", counted)
     checkpoint = make()
     buffer = checkpoint.components["replay_buffer"]
     for run in ("first", "first", "second"):

@@ -31,6 +31,7 @@ from rlsync.runs.recipes.sac import CrossQConfig, SACConfig, SoftConfig
 from rlsync.runs.recipes.settings import Config, DeviceConfig, PPOConfig, RecipeConfig
 from rlsync.runs.recipes.spaces import Spaces
 from rlsync.runs.recipes.td3 import TD3Config
+from rlsync.tensors import device
 from rlsync.torchrl_plugin.compat.trainers import optimizers
 
 UPDATES: dict[str, Callable[[Trainer], pure.Update]] = {
@@ -332,11 +333,11 @@ def test_keys_of_updates_are_refused_where_they_cannot_be_served(monkeypatch: py
         return [str(error.where) for error in update_errors(config)]
 
     asked = {"compile": "on", "update_dtype": "bfloat16"}
-    monkeypatch.setattr(checks, "bfloat16_instructions", lambda: ["avx512_bf16"])
+    monkeypatch.setattr(device, "bfloat16_instructions", lambda: ["avx512_bf16"])
     assert told(DreamerV3Config(**asked)) == ["recipe.compile", "recipe.update_dtype"]
     assert told(ImpalaConfig(**asked)) == ["recipe.compile"]
     monkeypatch.setattr(checks, "has_compiler", lambda: False)
-    monkeypatch.setattr(checks, "bfloat16_instructions", list)
+    monkeypatch.setattr(device, "bfloat16_instructions", list)
     assert told(SACConfig(**asked)) == ["recipe.compile=on", "recipe.update_dtype=bfloat16"]
     assert told(SACConfig(**asked), learner="cuda") == told(SACConfig()) == []
     torso_of_workers = ImpalaConfig(update_dtype="bfloat16")
