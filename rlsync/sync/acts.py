@@ -150,6 +150,8 @@ def examined(
         except Exception as error:  # noqa: BLE001 - the rollout will raise it, with more to say
             unknown[destination] = f"a call of it raises {type(error).__name__}"
             continue
+
+        # Copies are the cure only if they would cure all that was found.
         if findings.why:
             unknown[destination] = findings.why
         if findings.idle:
@@ -158,8 +160,12 @@ def examined(
             outlives[destination] = findings.outlives
         if findings.idle or findings.outlives:
             by_copy = by_copy and findings.by_copy
-    by_copy = by_copy and bool(idle or outlives)
-    return Acting(idle=idle, unknown=unknown, by_copy=by_copy, outlives=outlives)
+    return Acting(
+        idle=idle,
+        unknown=unknown,
+        by_copy=by_copy and bool(idle or outlives),
+        outlives=outlives,
+    )
 
 
 @dataclass(frozen=True, slots=True)

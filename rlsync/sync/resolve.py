@@ -365,16 +365,17 @@ def _apart(module: object, trained: TensorDictParams) -> str:
 
 def plan_of(bound: list[BoundRoute], endpoint: Endpoint, training: Training) -> SyncPlan:
     """The plan of bound routes, without what may change while ``training`` goes on."""
+    # Where no weights travel, the leaves are those of the source, and nobody has to examine them.
     sent_to = set()
     for route in bound:
         if any(comparison.verdict in MOVED for comparison in route.comparisons):
             sent_to.add(route.destination)
     acting = endpoint.acting(sent_to)
 
+    # Several routes may have one destination: names stand once, in the order of the map.
     rows: list[Row] = []
     differs: dict[str, str] = {}
     outlives: dict[str, bool] = {}
-    # a dict, for each stands in it once, in order: several routes may have one destination
     statistics: dict[str, None] = {}
     for route in bound:
         rows += [_row(route, comparison, acting) for comparison in route.comparisons]

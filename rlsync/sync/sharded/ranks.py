@@ -158,10 +158,14 @@ class Ranks:
             "number": self._number,
             "version": stamp.version,
             "finite": self.finite,
+            "slot": place.slot,
+            "at": place.at,
+            "size_bytes": place.size_bytes,
         }
-        call |= {"slot": place.slot, "at": place.at, "size_bytes": place.size_bytes}
         for other in self._others.values():
             self._send(other, call)
+
+        # The others bring their parts meanwhile.
         plain = sorted(set(range(len(tensors))).difference(sharded))
         copy([views[i] for i in plain], [tensors[i] for i in plain])
         whole = [views[i] for i in sharded]
