@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
         print(f"{trained}  episodes {score.episodes}  {score}", flush=True)
     shown = None
     if stage is not None:
-        shown = film(acting.player, stage, file, options.seed, device, patience)
+        shown = film(acting.player, stage, file, options.seed, device, patience=patience)
         stage.close()
 
     if options.json:
@@ -127,7 +127,7 @@ def _score(
     with making(env):
         envs = make_venv(acting.env, at_once(options.episodes))
     with closing(envs):
-        steps = play(acting.player, envs, options.episodes, options.seed, device, patience)
+        steps = play(acting.player, envs, options.episodes, options.seed, device, patience=patience)
         return Score.of(list(chain.from_iterable(steps)))
 
 

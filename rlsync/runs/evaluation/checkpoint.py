@@ -62,11 +62,11 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
         problem = f"the checkpoint does not fit the run's configuration: {first_line(error)}"
         cure = "give a checkpoint that a run with this configuration wrote"
         raise ConfigError(problem, str(checkpoint), cure) from error
-    found = counters.state
-    steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
-    version = int(found["version"])
-    steps = int(found["optim_steps"])
-    return Trained(version, steps - steps_at.get(version, 0), int(found["frames"]))
+    counts = counters.state
+    steps_at = {int(version): int(steps) for version, steps in counts["published"].tolist()}
+    version = int(counts["version"])
+    steps = int(counts["optim_steps"])
+    return Trained(version, steps - steps_at.get(version, 0), int(counts["frames"]))
 
 
 def load_best(
@@ -82,10 +82,14 @@ def load_best(
     except (RuntimeError, TypeError, AttributeError) as error:
         problem = f"{file.name} does not fit the run's configuration: {first_line(error)}"
         raise ConfigError(problem, str(file), "it is of a run with other networks") from error
+    frames = 0
     try:
-        lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
-        frames = (int(r["frames"]) for r in lines if r["version"] == best.version)
-        return Trained(int(best.version), 0, next(frames, 0))
+        if receipts.exists():
+            for receipt in map(json.loads, receipts.read_text().splitlines()):
+                if receipt["version"] == best.version:
+                    frames = int(receipt["frames"])
+                    break
+        return Trained(int(best.version), 0, frames)
     except (ValueError, KeyError, TypeError) as error:
         problem = f"cannot read what the run published: {first_line(error)}"
         raise ConfigError(problem, str(receipts), "remove or repair the file") from error

@@ -109,7 +109,9 @@ class Evaluator(TrainerHookBase):
 
     def evaluations(self) -> list[Evaluated]:
         """Oldest first."""
-        size = self._file.stat().st_size if self._file.exists() else 0
+        size = 0
+        if self._file.exists():
+            size = self._file.stat().st_size
         if size != self._read_bytes:  # else nothing was written since
             self._evaluations = read_evaluations(self._file)
             self._read_bytes = size
@@ -196,7 +198,10 @@ class Evaluator(TrainerHookBase):
 
     def _status(self) -> ReaderStatus | None:
         """What the board knows of the process; None: it has left."""
-        return next((each for each in self._board.status() if each.reader == EVALUATOR), None)
+        for status in self._board.status():
+            if status.reader == EVALUATOR:
+                return status
+        return None
 
     def _silent(self) -> AdoptionTimeout | None:
         status = self._status()
@@ -225,13 +230,17 @@ class Evaluator(TrainerHookBase):
         cure = f"look who ended it (out of memory?), or {_LEAVE_OUT}"
         if (last := self._last_words()) is not None:
             problem = f"{problem}: {last.what}"
-            where = f"{where}; {last.where}" if last.where else where
+            if last.where:
+                where = f"{where}; {last.where}"
             cure = last.cure or f"look at its traceback above, or {_LEAVE_OUT}"
         return WorkerLost(problem, where, cure)
 
     def _last_words(self) -> Words | None:
         """Why the process ends, if it has told."""
-        return next((words for words in self._hear() if words not in (PLAYS, DONE)), None)
+        for words in self._hear():
+            if words not in (PLAYS, DONE):
+                return words
+        return None
 
     def _end(self) -> None:
         """End the process; where all frames were collected, after it has evaluated the last version."""
@@ -269,15 +278,16 @@ def board_of(collector: BaseCollector) -> BoardHandle | None:
     if isinstance(collector, RolloutCollector):
         return collector.board_here()
     endpoint = endpoint_of(collector)
-    handle: Any = (
-        endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
-    )
-    if isinstance(handle, BoardHandle):
-        return handle
+    if isinstance(endpoint, BoardEndpoint):
+        handle = endpoint.publisher.transport.handle
+        if isinstance(handle, BoardHandle):
+            return handle
     return None
 
 
 def evaluations_ended(trainer: Trainer) -> str | None:
     """Why a trainer's evaluator has ended before the run; None: it has not, or there is none."""
-    evaluators = (each for each in trainers.operations(trainer) if isinstance(each, Evaluator))
-    return next((each.failure for each in evaluators if each.failure), None)
+    for hook in trainers.operations(trainer):
+        if isinstance(hook, Evaluator) and hook.failure:
+            return hook.failure
+    return None

@@ -96,8 +96,9 @@ def _safetensors(policy: Policy) -> tuple[bytes, Act]:
 
 def _pt2(policy: Policy) -> tuple[bytes, Act]:
     extra = {PT2_METADATA: json.dumps(policy.metadata())}
-    torch.export.save(_program(policy), held := io.BytesIO(), extra_files=extra)
-    return held.getvalue(), torch.export.load(io.BytesIO(held.getvalue())).module()
+    content = io.BytesIO()
+    torch.export.save(_program(policy), content, extra_files=extra)
+    return content.getvalue(), torch.export.load(io.BytesIO(content.getvalue())).module()
 
 
 def _program(policy: Policy) -> torch.export.ExportedProgram:
@@ -106,18 +107,18 @@ def _program(policy: Policy) -> torch.export.ExportedProgram:
     rows = 2  # torch.export takes a single row for a constant
     shape = (rows, *player.observation_shape)
     dtype = player.observation_dtype
-    given: tuple[Any, ...] = (torch.zeros(shape, dtype=dtype, device="cpu"),)
+    inputs: tuple[Any, ...] = (torch.zeros(shape, dtype=dtype, device="cpu"),)
     shapes: tuple[Any, ...] = (any_number,)
     if policy.memory:
-        given = (*given, policy.begin(rows))
+        inputs = (*inputs, policy.begin(rows))
         shapes = (*shapes, dict.fromkeys(policy.memory, any_number))
-    return torch.export.export(policy, given, dynamic_shapes=shapes, strict=False)
+    return torch.export.export(policy, inputs, dynamic_shapes=shapes, strict=False)
 
 
 def _onnx(policy: Policy) -> tuple[bytes, Act]:
     import onnxruntime
 
-    outputs = ["action", *(f"next.{name}" for name in policy.memory)]
+    outputs = ["action", *map("next.{}".format, policy.memory)]
     inputs = ["observation", *policy.memory]
     program: Any = torch.onnx.export(
         _program(policy), input_names=inputs, output_names=outputs, dynamo=True, verbose=False
@@ -127,10 +128,9 @@ def _onnx(policy: Policy) -> tuple[bytes, Act]:
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
     def act(observation: Tensor, state: State | None = None) -> Any:
-        feed = {
-            name: value.numpy()
-            for name, value in ({"observation": observation} | (state or {})).items()
-        }
+        feed = {"observation": observation.numpy()}
+        for name, value in (state or {}).items():
+            feed[name] = value.numpy()
         action, *after = map(torch.from_numpy, session.run(outputs, feed))
         if after:
             return (action, dict(zip(policy.memory, after, strict=True)))
@@ -151,19 +151,19 @@ def _outputs(act: Act, seed: int, observation: Tensor, state: State) -> dict[str
     """What comes of an act where torch's random numbers begin with a seed: the action, and a state."""
     with torch.no_grad(), torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        if state:
-            out = act(observation, {n: it.clone() for n, it in state.items()})
-        else:
-            out = act(observation)
-    action, after = out if state else (out, {})
+        if not state:
+            return {"action": act(observation)}
+        copies = {name: value.clone() for name, value in state.items()}
+        action, after = act(observation, copies)
     return {"action": action, **after}
 
 
 def _draws(policy: Policy, envs: Envs) -> bool:
     """Whether what a greedy policy does depends on random numbers."""
-    seen = envs.reset(0)
+    observation = envs.reset(0)
     state = policy.begin(envs.num_envs)
-    one, other = (_outputs(policy, seed, seen, state) for seed in (0, 1))
+    one = _outputs(policy, 0, observation, state)
+    other = _outputs(policy, 1, observation, state)
     return any(not torch.equal(one[name], other[name]) for name in one)
 
 
@@ -176,19 +176,21 @@ def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
     observation = envs.reset(0).to(dtype)
     state = policy.begin(envs.num_envs)
     for at in range(OBSERVATIONS // envs.num_envs):
-        want, got = (_outputs(each, at, observation, state) for each in (policy, act))
+        want = _outputs(policy, at, observation, state)
+        got = _outputs(act, at, observation, state)
         same = torch.ones(envs.num_envs, dtype=torch.bool, device="cpu")
         for name in want:
-            one, other = (out[name].double().reshape(len(same), -1) for out in (want, got))
+            one = want[name].double().reshape(len(same), -1)
+            other = got[name].double().reshape(len(same), -1)
             apart = max(apart, float((one - other).abs().max()))
             same &= torch.isclose(one, other, _RELATIVE, _ABSOLUTE).all(1)
         wrong += int((~same).sum())
         envs.send(policy.actions.chosen(want["action"]))
         answer = envs.recv()
-        told = {
+        after = want | {
             keys.IS_INIT: answer.terminated | answer.truncated,
             keys.REWARD: answer.reward.float().clone(),
         }
         observation = answer.observation.to(dtype)
-        state = {name: told.get(name, want[name]) for name in state}
+        state = {name: after[name] for name in state}
     return apart, wrong

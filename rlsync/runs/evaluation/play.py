@@ -75,7 +75,8 @@ class Score:
     def of(cls, played: Sequence[Episode]) -> Score:
         """A return that is infinite, or not a number, leaves no mean, deviation, least or largest one."""
         returns = [episode.total for episode in played]
-        length = statistics.fmean(episode.length for episode in played)
+        lengths = [episode.length for episode in played]
+        length = statistics.fmean(lengths)
         if not math.isfinite(sum(returns)):
             return cls(len(played), math.nan, math.nan, math.nan, math.nan, length)
         mean = statistics.fmean(returns)
@@ -105,7 +106,7 @@ class Score:
         return f"{returned}  length {self.length_mean:.1f}"
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass
 
 
@@ -115,7 +116,7 @@ class Patience:
 
     steps: int = GIVE_UP_AFTER_STEPS  # of one episode
     seconds: float = GIVE_UP_AFTER_S  # in which no episode ends
-    sign_of_life: Callable[[], object] = _nothing
+    sign_of_life: Callable[[], object] = nothing
 
 
 PATIENCE: Patience = Patience()
@@ -158,7 +159,10 @@ def _endless(after: str, limit: str) -> RlsyncError:
 
 def at_once(episodes: int) -> int:
     """How many environments can share so many episodes equally; at most eight."""
-    return max(count for count in range(1, _AT_ONCE + 1) if episodes % count == 0)
+    count = _AT_ONCE
+    while episodes % count:
+        count -= 1
+    return count
 
 
 @torch.inference_mode()
@@ -168,6 +172,7 @@ def play(
     episodes: int,
     seed: int,
     device: torch.device = CPU,
+    *,
     patience: Patience = PATIENCE,
 ) -> Iterator[list[Episode]]:
     """Play as worker 0 of 1. Yields after the reset, and after each step the episodes that ended in it.
@@ -177,6 +182,7 @@ def play(
     """
     count = envs.num_envs
     left = [episodes // count] * count
+    # of the present episode of each environment
     total = torch.zeros(count, dtype=torch.float64, device="cpu")
     length = torch.zeros(count, dtype=torch.int64, device="cpu")
     seat = Seat.taken(player, seed, device)
@@ -186,6 +192,7 @@ def play(
     reward = torch.zeros(count, device="cpu")
     waited = _Waited(patience)
     yield []
+
     while any(left):
         acted = seat.act(observation, is_init, reward, state)
         state = acted.state
@@ -196,6 +203,8 @@ def play(
         is_init = answer.terminated | answer.truncated
         total += reward
         length += 1
+
+        # An environment that has played its share goes on, and its episodes count no more.
         ended = []
         for env in answer.over.nonzero().flatten().tolist():
             if left[env]:
@@ -203,8 +212,11 @@ def play(
                 ended.append(Episode(float(total[env]), int(length[env])))
             total[env] = 0.0
             length[env] = 0
-        owed = [steps for steps, more in zip(length.tolist(), left, strict=True) if more]
-        waited.step(max(owed, default=0), ended=bool(ended))
+        longest = 0
+        for env, steps in enumerate(length.tolist()):
+            if left[env]:
+                longest = max(longest, steps)
+        waited.step(longest, ended=bool(ended))
         yield ended
 
 
@@ -267,7 +279,8 @@ class FilmedAtari(AleEnvs):
         self._shown = AleEnvs(spec.game, 1, {**options, **_SCREEN})
 
     def reset(self, seed: int | None = None) -> Tensor:
-        seed = 0 if seed is None else seed  # both copies need the same seed
+        if seed is None:
+            seed = 0  # both copies need the same seed
         self.frame = self._shown.reset(seed)[0, -1].numpy()
         return super().reset(seed)
 
@@ -277,7 +290,7 @@ class FilmedAtari(AleEnvs):
 
     def recv(self) -> EnvStep:
         answer = super().recv()
-        seen, reward, terminated, truncated, info = self._shown.ale.recv()
+        picture, reward, terminated, truncated, info = self._shown.ale.recv()
         over = bool(terminated[0] or truncated[0])
         here = (float(answer.reward[0]), bool(answer.over[0]))
         on_film = (float(reward[0]), over)
@@ -285,7 +298,9 @@ class FilmedAtari(AleEnvs):
             problem = f"the game and its film differ: reward and end {here}, on film {on_film}"
             cure = "leave the video out: --no-video"
             raise RlsyncError(problem, f"{self._game}, started twice with one seed", cure)
-        self.frame = (info["final_obs"] if over else seen)[0, -1]
+        if over:
+            picture = info["final_obs"]
+        self.frame = picture[0, -1]
         return answer
 
     def close(self) -> None:
@@ -322,7 +337,10 @@ def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
 
 
 def _nothing_to_see(spec: EnvSpec, why: str, leave_out: str) -> ConfigError:
-    name = spec.id if isinstance(spec, GymnasiumEnvs) else str(spec)
+    if isinstance(spec, GymnasiumEnvs):
+        name = spec.id
+    else:
+        name = str(spec)
     cure = "let it take render_mode=rgb_array and install what it needs (pip install 'rlsync[video]'), or "
     cure += f"leave the video out: {leave_out}"
     return ConfigError(f"{name} cannot be filmed: {why}", "its render mode rgb_array", cure)
@@ -338,9 +356,11 @@ class Film:
 
     def __str__(self) -> str:
         steps = self.frames - 1
-        (total, length) = (self.episode.total, self.episode.length)
-        cut = "" if steps == length else f"; the first {steps} steps of it"
-        return f"{self.file}: one more episode, return {total:.1f}, length {length}{cut}"
+        length = self.episode.length
+        words = f"{self.file}: one more episode, return {self.episode.total:.1f}, length {length}"
+        if steps != length:
+            words += f"; the first {steps} steps of it"
+        return words
 
 
 def check_file(file: Path) -> None:
@@ -358,9 +378,11 @@ def check_packages(file: Path) -> None:
         )
     for module, package in _PACKAGES[suffix].items():
         if not machine.has_package(module):
-            other = "" if suffix == ".gif" else ", or name a .gif"
             problem = f"{module} is not installed, which writes {suffix}"
-            raise ConfigError(problem, str(file), f"pip install '{package}'{other}")
+            cure = f"pip install '{package}'"
+            if suffix != ".gif":
+                cure += ", or name a .gif"
+            raise ConfigError(problem, str(file), cure)
 
 
 def film(
@@ -369,6 +391,7 @@ def film(
     file: Path,
     seed: int,
     device: torch.device = CPU,
+    *,
     patience: Patience = PATIENCE,
 ) -> Film:
     """Play one episode, and write it, whole or not at all, into a file that :func:`check_file` accepts."""
@@ -379,10 +402,13 @@ def film(
     def write(beside: Path) -> None:
         nonlocal frames
         with closing(_writer(beside, envs.fps)) as writer:
-            for ended in play(player, envs, 1, seed, device, patience):
+            for ended in play(player, envs, 1, seed, device, patience=patience):
                 episodes.extend(ended)
                 if frames < MAX_FRAMES:
-                    writer.append_data(_narrowed(envs.frame) if gif else envs.frame)
+                    frame = envs.frame
+                    if gif:
+                        frame = _narrowed(frame)
+                    writer.append_data(frame)
                     frames += 1
 
     whole_file.write_whole(file, write)

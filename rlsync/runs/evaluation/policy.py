@@ -49,9 +49,8 @@ class Policy(nn.Module):
         self.greedy = greedy
         self.env = acting.env  #: in which it was trained
         self.network = acting.weights
-        self.others = nn.ModuleList(
-            m for m in self.player.modules.values() if m is not self.network
-        )
+        others = [part for part in self.player.modules.values() if part is not self.network]
+        self.others = nn.ModuleList(others)
         self.requires_grad_(False)
         self._origin = dict(origin or {})
         # it moves with the weights
@@ -71,12 +70,11 @@ class Policy(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network, in host memory, by their names in its state dict."""
-        held = self.network.state_dict().items()
-        return {
-            n: leaf.detach().cpu().clone().contiguous()
-            for n, leaf in held
-            if isinstance(leaf, Tensor)
-        }
+        weights = {}
+        for name, leaf in self.network.state_dict().items():
+            if isinstance(leaf, Tensor):
+                weights[name] = leaf.detach().cpu().clone().contiguous()
+        return weights
 
     def digest(self) -> str:
         """BLAKE2b of the names, dtypes, shapes and bytes of its weights, 40 hexadecimal digits."""
@@ -84,7 +82,10 @@ class Policy(nn.Module):
 
     def begin(self, num_envs: int = 1) -> State:
         """The state before the first step of N environments."""
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        devices = []
+        if self.device.type == "cuda":
+            devices = [self.device]
+        with torch.random.fork_rng(devices):
             # which seeds torch for TorchRL's policies
             state = self.player.begin(num_envs, torch.Generator())
         if any(record.name == keys.LAST_REWARD for record in self.player.records):
@@ -103,43 +104,62 @@ class Policy(nn.Module):
             observation: what becomes ``[N, *obs]``, or ``[*obs]`` of one environment; else ConfigError.
             state: ``[N, ...]`` by name; None where all episodes begin.
         """
-        seen = torch.as_tensor(observation, dtype=self.player.observation_dtype, device=self.device)
-        alone = seen.ndim == len(shape := self.player.observation_shape)
-        if seen.shape[0 if alone else 1 :] != shape:
+        batch = torch.as_tensor(
+            observation, dtype=self.player.observation_dtype, device=self.device
+        )
+        shape = self.player.observation_shape
+        alone = batch.ndim == len(shape)
+        if alone:
+            shape_of_one = batch.shape
+        else:
+            shape_of_one = batch.shape[1:]
+        if shape_of_one != shape:
             problem = (
-                f"an observation is of shape {[*shape]}, or [N] and these; got {[*seen.shape]}"
+                f"an observation is of shape {[*shape]}, or [N] and these; got {[*batch.shape]}"
             )
             cure = "give it as the environment does, and a picture with its channels first"
             raise ConfigError(problem, "policy(observation)", cure)
-        seen = seen.unsqueeze(0) if alone else seen
+        if alone:
+            batch = batch.unsqueeze(0)
+
         if state is None:
-            state = self.begin(len(seen)) if self.memory else {}
-        is_init = state.get(keys.IS_INIT, seen.new_ones(seen.shape[:1], dtype=torch.bool))
-        reward = state.get(keys.REWARD, seen.new_zeros(seen.shape[:1], dtype=torch.float32))
-        # also what a greedy player draws, such as a model's state
-        generator = torch.default_generator
-        if self.device.type != "cpu":
-            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-            generator = torch.Generator(self.device).manual_seed(seed)
+            state = {}
+            if self.memory:
+                state = self.begin(len(batch))
+        is_init = state.get(keys.IS_INIT, batch.new_ones(batch.shape[:1], dtype=torch.bool))
+        reward = state.get(keys.REWARD, batch.new_zeros(batch.shape[:1], dtype=torch.float32))
+
+        # The player's part of the state, and the two that the caller may write: no end, no reward.
         ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
         carried = {name: value for name, value in state.items() if name not in ours}
-        acted = self.player.act(seen, is_init, reward, carried, generator)
+        acted = self.player.act(batch, is_init, reward, carried, self._generator())
         action = self.actions.sent(acted.action)
-        action = action.squeeze(0) if alone else action
+        if alone:
+            action = action.squeeze(0)
+        if not self.memory:
+            return action
         after = acted.state | ours
-        if self.memory:
-            return (action, {name: after[name] for name in self.memory})
-        return action
+        return action, {name: after[name] for name in self.memory}
+
+    def _generator(self) -> torch.Generator:
+        """Of all that is drawn, also by a greedy player, such as a model's state."""
+        if self.device.type == "cpu":
+            return torch.default_generator
+        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        return torch.Generator(self.device).manual_seed(seed)
 
     def metadata(self) -> dict[str, str]:
         """What a file of it says of itself: version, digest, spaces, state, and the run's config."""
-        state = {name: [str(value.dtype), *value.shape[1:]] for name, value in self.memory.items()}
+        state = {}
+        for name, value in self.memory.items():
+            state[name] = [str(value.dtype), *value.shape[1:]]
         actions = {"kind": type(self.actions).__name__, **asdict(self.actions)}
-        for name in actions.keys() & {"low", "high"}:  # JSON has no infinity
-            actions[name] = [bound if math.isfinite(bound) else None for bound in actions[name]]
+        for name in actions.keys() & {"low", "high"}:
+            actions[name] = list(map(_finite, actions[name]))
+        trained = asdict(self.trained)
         return {
             **self._origin,
-            **{name: str(value) for name, value in asdict(self.trained).items()},
+            **dict(zip(trained, map(str, trained.values()), strict=True)),
             "digest": self.digest(),
             "greedy": json.dumps(self.greedy),
             "observation": json.dumps(
@@ -148,3 +168,10 @@ class Policy(nn.Module):
             "actions": json.dumps(actions),
             "state": json.dumps(state),
         }
+
+
+def _finite(bound: float) -> float | None:
+    """JSON has no infinity."""
+    if math.isfinite(bound):
+        return bound
+    return None

@@ -11,8 +11,10 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch import Tensor
 from rlsync import BoardClosed, ConfigError, RlsyncError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.specs import EnvSpec, make_venv
+from rlsync.runs.actors.envs.vectors import Envs
 from rlsync.runs.actors.player import Player, check_fits
 from rlsync.runs.actors.worker import adopting, prepare_process
 from rlsync.runs.evaluation.play import (
@@ -35,6 +38,7 @@ from rlsync.runs.evaluation.play import (
     at_once,
     film,
     filmed,
+    nothing,
     play,
 )
 from rlsync.seams import (
@@ -124,10 +128,16 @@ class Best:
         return digest_of_weights(self.weights, head)
 
     def write(self, file: Path) -> None:
-        held = {name: getattr(self, name) for name in self.__slots__} | {"digest": self.digest()}
-
+        record = {
+            "version": self.version,
+            "return_mean": self.return_mean,
+            "rank": self.rank,
+            "weights": self.weights,
+            "run_id": self.run_id,
+            "digest": self.digest(),
+        }
         content = BytesIO()  # of a file, torch does not tell what the machine refused
-        torch.save(held, content)
+        torch.save(record, content)
         whole_file.write_whole(file, lambda beside: beside.write_bytes(content.getbuffer()))
 
 
@@ -145,15 +155,16 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
     if not file.exists():
         return None
     try:
-        held = torch.load(BytesIO(file.read_bytes()), map_location="cpu", weights_only=True)
-        written = held.pop("digest", None)
-        best = Best(**held)
+        record = torch.load(BytesIO(file.read_bytes()), map_location="cpu", weights_only=True)
+        written = record.pop("digest", None)
+        best = Best(**record)
         if not (isinstance(best.version, int) and isinstance(best.weights, dict)):
             raise TypeError("it holds something else")
-        if written != best.digest() and not (trusted and written is None):
-            raise ValueError(
-                "its content is not what was written" if written else "it has no digest"
-            )
+        digest = best.digest()
+        if written is None and not trusted:
+            raise ValueError("it has no digest")
+        if written not in (None, digest):
+            raise ValueError("its content is not what was written")
     except Exception as error:  # a damaged file may raise anything
         problem = f"cannot read the best version: {first_line(error) or type(error).__name__}"
         cure = "remove the file; if it is whole, and of an older rlsync, add --trust (in Python trust=True)"
@@ -193,39 +204,34 @@ def _evaluate(job: EvaluationJob, learner: Connection) -> None:
     assert isinstance(reader, BoardReader), "an evaluation reads a board"
     envs = make_venv(job.env, at_once(job.episodes))
     check_fits(job.player, envs, str(job.env))
-    # By the run before this one was resumed, too.
-    kept = None if job.best is None else best_in(job.best, trusted=True)
-    evaluated = -job.every_versions
-    highest = -math.inf if kept is None else kept.rank
-    patience = replace(job.patience, sign_of_life=reader.give_sign_of_life)
+    job = replace(job, patience=replace(job.patience, sign_of_life=reader.give_sign_of_life))
     films = None
     if job.filming is not None:
-        films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device, patience)
-    plays = False
+        films = EvaluationFilms(
+            job.filming, job.player, job.env, job.seed, job.device, patience=job.patience
+        )
+    highest = _highest_before(job)
+    evaluated = -job.every_versions
+    on_first_step: Callable[[], None] = partial(_leave, learner, PLAYS)
     while not reader.closed_by_learner:
+        # Wait for a version that is due; when the learner has ended, for the last one alone.
         reader.give_sign_of_life()
         ends = learner.poll()
-        if reader.newest - evaluated < (1 if ends else job.every_versions):
+        due = evaluated + job.every_versions
+        if ends:
+            due = evaluated + 1
+        if reader.newest < due:
             if ends:
                 _leave(learner, DONE)
                 return
             time.sleep(_LOOK_EVERY_S)
             continue
+
         evaluated = adopter.adopt()
-        started = time.monotonic()
-        played: list[Episode] = []
-        for step, ended in enumerate(
-            play(job.player, envs, job.episodes, job.seed, job.device, patience)
-        ):
-            if step and not plays:
-                plays = True
-                _leave(learner, PLAYS)
-            played += ended
-            if reader.closed_by_learner:
-                return
-        seconds = round(time.monotonic() - started, 3)
-        score = asdict(Score.of(played))
-        result = Evaluated(**score, version=evaluated, seconds=seconds, run_id=job.run_id)
+        result = _evaluated(job, envs, reader, evaluated, on_first_step)
+        if result is None:
+            return
+        on_first_step = nothing
         best = job.best is not None and result.rank > highest
         if best:  # kept before the learner sees the result, which may end the run
             highest = result.rank
@@ -235,28 +241,63 @@ def _evaluate(job: EvaluationJob, learner: Connection) -> None:
             films.evaluated(evaluated, best=best)
 
 
+def _evaluated(
+    job: EvaluationJob,
+    envs: Envs,
+    reader: BoardReader,
+    version: int,
+    on_first_step: Callable[[], None],
+) -> Evaluated | None:
+    """Play with the version that was adopted. None: the learner has closed the board meanwhile."""
+    started = time.monotonic()
+    episodes: list[Episode] = []
+    steps = play(job.player, envs, job.episodes, job.seed, job.device, patience=job.patience)
+    for step, ended in enumerate(steps):
+        if step == 1:
+            on_first_step()
+        episodes += ended
+        if reader.closed_by_learner:
+            return None
+    return Evaluated(
+        **asdict(Score.of(episodes)),
+        version=version,
+        seconds=round(time.monotonic() - started, 3),
+        run_id=job.run_id,
+    )
+
+
+def _highest_before(job: EvaluationJob) -> float:
+    """The highest rank so far, also of the run that this one resumes."""
+    if job.best is not None:
+        best = best_in(job.best, trusted=True)
+        if best is not None:
+            return best.rank
+    return -math.inf
+
+
 def _leave(learner: Connection, words: Words) -> None:
     with suppress(OSError):  # it has ended
         learner.send(words)
 
 
 def _keep(job: EvaluationJob, result: Evaluated) -> None:
-    weights = {
-        name.removeprefix(job.kept): tensor.detach().to("cpu", copy=True)
-        for destination, module in job.player.modules.items()
-        for leaf, tensor in module.state_dict().items()
-        if (name := f"{destination}.{leaf}").startswith(job.kept)
-    }
+    weights = {}
+    for destination, module in job.player.modules.items():
+        for leaf, tensor in module.state_dict().items():
+            name = f"{destination}.{leaf}"
+            if name.startswith(job.kept):
+                weights[name.removeprefix(job.kept)] = tensor.detach().to("cpu", copy=True)
     assert job.best is not None
     Best(result.version, result.return_mean, result.rank, weights, job.run_id).write(job.best)
 
 
 def _write(file: Path, evaluated: Evaluated) -> None:
+    row = asdict(evaluated)
     with file.open("a", newline="") as opened:
-        writer = csv.writer(opened)
+        writer = csv.DictWriter(opened, list(row))
         if not opened.tell():
-            writer.writerow([field.name for field in fields(Evaluated)])
-        writer.writerow(asdict(evaluated).values())
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def read_evaluations(file: Path) -> list[Evaluated]:
@@ -297,15 +338,19 @@ class EvaluationFilms:
         """Film the version that acts now, if it is its turn, or the best so far."""
         due = self._evaluations % self.filming.every == 0
         self._evaluations += 1
-        shown = self.filming.best if best else None
-        file = video_of_version(self.filming.folder, version) if due else shown
+        shown = None
+        if best:
+            shown = self.filming.best
+        file = shown
+        if due:
+            file = video_of_version(self.filming.folder, version)
         if file is None:
             return
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if self._stage is None:
                 self._stage = filmed(self.env, self.seed)
-            film(self.player, self._stage, file, self.seed, self.device, self.patience)
+            film(self.player, self._stage, file, self.seed, self.device, patience=self.patience)
             if due and shown is not None:
                 whole_file.write_whole(shown, lambda beside: shutil.copyfile(file, beside))
         except (RlsyncError, OSError, RuntimeError, ValueError) as error:

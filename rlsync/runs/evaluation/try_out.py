@@ -50,15 +50,15 @@ def overwritten(spec: GymnasiumEnvs, seed: int = 0) -> list[str]:
 
     What is stepped here is copied, see :mod:`rlsync.runs.actors.envs.answers`; TorchRL's GymWrapper keeps it.
     """
-    made: list[_Keeps] = []
+    keepers: list[_Keeps] = []
 
     def keep(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        made.append(_Keeps(env))
-        return made[-1]
+        keepers.append(_Keeps(env))
+        return keepers[-1]
 
     wrappers = [*spec.options.get("wrappers", ()), keep]
     try_out(replace(spec, options={**spec.options, "wrappers": wrappers}), seed=seed)
-    return made[0].overwritten()
+    return keepers[0].overwritten()
 
 
 class _Keeps(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -78,11 +78,16 @@ class _Keeps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _keep(self, answer: Any, names: tuple[str, ...]) -> Any:
         for name, part in zip(names, answer, strict=False):
-            self._kept += [(name, array, array.tobytes()) for array in _arrays(part)]
+            for array in _arrays(part):
+                self._kept.append((name, array, array.tobytes()))
         return answer
 
     def overwritten(self) -> list[str]:
-        return [*dict.fromkeys(name for name, array, held in self._kept if array.tobytes() != held)]
+        names = []
+        for name, array, content in self._kept:
+            if array.tobytes() != content and name not in names:
+                names.append(name)
+        return names
 
 
 def _arrays(part: object) -> Iterator[NDArray[Any]]:
