@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
-from typing import Any
 
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
@@ -101,7 +100,7 @@ class Evaluator(TrainerHookBase):
         trainer.register_op("post_steps_log", self)
         trainer.register_op("shutdown", self._end)
 
-    def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
+    def __call__(self, batch: TensorDictBase | None = None) -> dict[str, float] | None:
         assert self._trainer is not None, "it was registered"
         logged = self._look_at_results()
         self._look_at_process(self._trainer)
@@ -155,7 +154,7 @@ class Evaluator(TrainerHookBase):
             self._process.join(within_s)
         return self._heard
 
-    def _look_at_results(self) -> dict[str, Any] | None:
+    def _look_at_results(self) -> dict[str, float] | None:
         evaluations = self.evaluations()
         new = evaluations[self._logged :]
         self._logged = len(evaluations)

@@ -181,7 +181,7 @@ def play(
     episodes are not counted more often. RlsyncError: an episode goes on for longer than ``patience``.
     """
     count = envs.num_envs
-    left = [episodes // count] * count
+    left = torch.full((count,), episodes // count, device="cpu")
     # of the present episode of each environment
     total = torch.zeros(count, dtype=torch.float64, device="cpu")
     length = torch.zeros(count, dtype=torch.int64, device="cpu")
@@ -193,7 +193,7 @@ def play(
     waited = _Waited(patience)
     yield []
 
-    while any(left):
+    while bool(left.any()):
         acted = seat.act(observation, is_init, reward, state)
         state = acted.state
         envs.send(acted.action)
@@ -212,11 +212,8 @@ def play(
                 ended.append(Episode(float(total[env]), int(length[env])))
             total[env] = 0.0
             length[env] = 0
-        longest = 0
-        for env, steps in enumerate(length.tolist()):
-            if left[env]:
-                longest = max(longest, steps)
-        waited.step(longest, ended=bool(ended))
+        longest = (length * (left > 0)).max()
+        waited.step(int(longest), ended=bool(ended))
         yield ended
 
 

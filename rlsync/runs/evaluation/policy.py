@@ -104,24 +104,7 @@ class Policy(nn.Module):
             observation: what becomes ``[N, *obs]``, or ``[*obs]`` of one environment; else ConfigError.
             state: ``[N, ...]`` by name; None where all episodes begin.
         """
-        batch = torch.as_tensor(
-            observation, dtype=self.player.observation_dtype, device=self.device
-        )
-        shape = self.player.observation_shape
-        alone = batch.ndim == len(shape)
-        if alone:
-            shape_of_one = batch.shape
-        else:
-            shape_of_one = batch.shape[1:]
-        if shape_of_one != shape:
-            problem = (
-                f"an observation is of shape {[*shape]}, or [N] and these; got {[*batch.shape]}"
-            )
-            cure = "give it as the environment does, and a picture with its channels first"
-            raise ConfigError(problem, "policy(observation)", cure)
-        if alone:
-            batch = batch.unsqueeze(0)
-
+        batch, alone = self._batch(observation)
         if state is None:
             state = {}
             if self.memory:
@@ -140,6 +123,23 @@ class Policy(nn.Module):
             return action
         after = acted.state | ours
         return action, {name: after[name] for name in self.memory}
+
+    def _batch(self, observation: Any) -> tuple[Tensor, bool]:
+        """Observations ``[N, *obs]``, and whether one environment's stood alone; else ConfigError."""
+        shape = self.player.observation_shape
+        dtype = self.player.observation_dtype
+        batch = torch.as_tensor(observation, dtype=dtype, device=self.device)
+        alone = batch.ndim == len(shape)
+        rows = batch
+        if alone:
+            rows = batch.unsqueeze(0)
+        if rows.shape[1:] != shape:
+            problem = (
+                f"an observation is of shape {[*shape]}, or [N] and these; got {[*batch.shape]}"
+            )
+            cure = "give it as the environment does, and a picture with its channels first"
+            raise ConfigError(problem, "policy(observation)", cure)
+        return rows, alone
 
     def _generator(self) -> torch.Generator:
         """Of all that is drawn, also by a greedy player, such as a model's state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -17,6 +17,9 @@ from rlsync.runs.actors.envs.specs import EnvSpec, GymnasiumEnvs, make_venv
 from rlsync.runs.actors.envs.vectors import Envs, EnvStep
 
 _STEPS = 100
+
+AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
+AnyArray: TypeAlias = NDArray[Any]
 
 
 def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator[EnvStep]:
@@ -52,7 +55,7 @@ def overwritten(spec: GymnasiumEnvs, seed: int = 0) -> list[str]:
     """
     keepers: list[_Keeps] = []
 
-    def keep(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def keep(env: AnyEnv) -> AnyEnv:
         keepers.append(_Keeps(env))
         return keepers[-1]
 
@@ -64,9 +67,9 @@ def overwritten(spec: GymnasiumEnvs, seed: int = 0) -> list[str]:
 class _Keeps(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keeps each array of the answers, and the bytes that it had."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: AnyEnv) -> None:
         super().__init__(env)
-        self._kept: list[tuple[str, NDArray[Any], bytes]] = []
+        self._kept: list[tuple[str, AnyArray, bytes]] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return self._keep(self.env.reset(seed=seed, options=options), ("observation", "info"))
@@ -90,7 +93,7 @@ class _Keeps(gymnasium.Wrapper[Any, Any, Any, Any]):
         return names
 
 
-def _arrays(part: object) -> Iterator[NDArray[Any]]:
+def _arrays(part: object) -> Iterator[AnyArray]:
     match part:
         case np.ndarray():
             yield part

@@ -189,6 +189,8 @@ def schedule_errors(config: Config) -> Iterator[RlsyncError]:
         problem = f"the nodes of a cluster keep no lag of {lag}"
         cure = "give collector.lag=0 (a batch has frames of the newest version alone) or null, or cluster=none"
         yield ConfigError(problem, f"collector.lag={lag}", cure)
+
+    # With a lag each rollout has its version beforehand, so nothing may depend on the clock or on a full ring.
     here = config.cluster.here
     no_seconds = "count batches, frames or optim_steps"
     problem = "this run cannot have a fixed lag"
@@ -199,6 +201,8 @@ def schedule_errors(config: Config) -> Iterator[RlsyncError]:
         if full != "block":
             cure = "give block, or give collector.lag=null"
             yield ConfigError(problem, "recipe.when_full", cure)
+
+    # A life is made again from its record, which says which rollouts there were, and when versions came.
     if config.life_frames is None:
         return
     checks = (

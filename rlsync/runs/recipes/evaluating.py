@@ -78,6 +78,8 @@ def make_evaluator(
             problem, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0"
         )
     best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
+
+    # The process gets all that it needs in one picklable object; what it must not change comes from the run.
     filming = None
     if evaluation.video_every is not None:
         filming = Filming(folder / VIDEOS, evaluation.video_every, folder / BEST_VIDEO)

@@ -90,7 +90,7 @@ def build_crossq(run: parts.Run[CrossQConfig]) -> Trainer:
 def soft_trainer(
     run: parts.Run[SoftConfig],
     loss: SoftLoss,
-    update: Callable[[Any, optim.Adam], pure.Update],
+    update: Callable[[SoftLoss, optim.Adam], pure.Update],
     target: SoftUpdate | None = None,
     *,
     betas: tuple[float, float] = BETAS,
@@ -261,7 +261,7 @@ def crossq_update(loss: CrossQLoss, optimizer: optim.Adam) -> pure.Update:
 
 
 def acting(
-    make: Callable[[Any, parts.Spaces], SoftLoss],
+    make: Callable[[SoftConfig, parts.Spaces], SoftLoss],
     run: parts.Run[SoftConfig],
     deterministic: bool,
 ) -> parts.Acting:

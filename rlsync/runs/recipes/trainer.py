@@ -208,6 +208,7 @@ def make_logger(config: Config) -> Logger | None:
     except Exception as error:
         problem = f"the {kind} logger cannot start: {type(error).__name__}: {first_line(error)}"
         raise ConfigError(problem, "logger.kind", "mend it, or take logger=csv") from error
+
     # TorchRL's loggers in processes of their own do not inherit Logger.
     log_scalar = getattr(type(logger), "log_scalar", Logger.log_scalar)
     if log_scalar is Logger.log_scalar or not hasattr(logger, "close"):

@@ -116,7 +116,7 @@ class Sequences(OwnSampler):
         #: The rows in order, and of each the number of its sequence, which is as long as it gets.
         self._found: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, object]]:
         """Rows ``[batch_size]``, one sequence after the other; ConfigError if none that long is stored."""
         if self._found is None:
             self._found = self._look(storage)
@@ -157,7 +157,7 @@ class Sequences(OwnSampler):
 
     add = extend = load_state_dict = clear
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Nothing: what is stored tells all."""
         return {}
 

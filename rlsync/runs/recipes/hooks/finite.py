@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -134,7 +133,7 @@ class _LastLosses:
 
     def __init__(self) -> None:
         self._module: nn.Module | None = None
-        self._given: tuple[Any, ...] = ()
+        self._given: tuple[object, ...] = ()
         self._returned: TensorDictBase | Mapping[str, Tensor] | None = None
         self._of_methods: dict[str, Tensor] = {}
 
@@ -151,7 +150,7 @@ class _LastLosses:
                     self._of_methods[method] = loss.detach()
             return returned
 
-    def __call__(self, module: nn.Module, given: tuple[Any, ...], returned: object) -> None:
+    def __call__(self, module: nn.Module, given: tuple[object, ...], returned: object) -> None:
         if isinstance(returned, TensorDictBase):
             self._module = module
             self._given = given
@@ -161,7 +160,7 @@ class _LastLosses:
         """Keep losses and norms that no loss module returned."""
         self._returned = found
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _LastLosses:
+    def __deepcopy__(self, memo: dict[int, object]) -> _LastLosses:
         return _LastLosses()
 
     def forget(self) -> None:

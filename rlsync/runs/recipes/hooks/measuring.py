@@ -104,7 +104,7 @@ class StalenessHistogram(misuse.RegistersItself, trainers.Reader):
             self._consumed.setdefault(self.sync.version, []).append(stamps.clone())
         return batch
 
-    def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
+    def report(self, batch: TensorDictBase | None = None) -> dict[str, float] | None:
         """The mean age of what was consumed since the last call; None if nothing was."""
         consumed = self._consumed
         self._consumed = {}
@@ -133,7 +133,7 @@ class StalenessHistogram(misuse.RegistersItself, trainers.Reader):
                     [("staleness_versions", "steps"), *sorted(self.counts.items())]
                 )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, dict[int, int]]:
         self.write()
         return {"counts": dict(self.counts)}
 
@@ -211,6 +211,7 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
         began = self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
+        # Before the first frame, publish or consumed step there is no ratio, percentile or mean.
         updates_per_frame = None
         if counted.frames:
             updates_per_frame = counted.optim_steps / counted.frames
@@ -219,6 +220,7 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
             staleness = _mean_age(self.staleness.counts)
         measured = self._publish_ms, self._to_frames_ms, self._adoption_ms
         publish, to_frames, adoption = map(_percentiles, measured)
+
         numbers = RunStatistics(
             frames=counted.frames,
             updates=counted.optim_steps,
@@ -326,7 +328,7 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
                 self._adoption_ms.append(max(0.0, began_s - published_s) * 1e3)
             self._adopted[worker.reader] = version
 
-    def _done(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
+    def _done(self, batch: TensorDictBase | None = None) -> dict[str, float]:
         if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
             self.write()
         self._idle_since_s = time.monotonic()

@@ -39,7 +39,7 @@ class KeepPace(misuse.RegistersItself):
         trainer.register_op("post_steps_log", partial(self._report, trainer))
         trainer.register_module(name, self)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float]:
         frames = 0
         if self._trainer is not None:
             frames = self._trainer.collected_frames
@@ -51,7 +51,7 @@ class KeepPace(misuse.RegistersItself):
             "from_updates": self.pace.from_updates,
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
         """Go on with the count. If the ratio is another one now, it holds from here on."""
         self.updates = int(state_dict["updates"])
         if self._trainer is not None and int(state_dict["frames"]) >= self.pace.prefill:
@@ -99,7 +99,7 @@ class EpisodeReturns(TrainerHookBase):
             return sum(self.newest) / len(self.newest)
         return float("nan")
 
-    def __call__(self, batch: TensorDictBase | None) -> dict[str, Any] | None:
+    def __call__(self, batch: TensorDictBase | None) -> dict[str, float] | None:
         if self._trainer is None:
             raise misuse.no_trainer(self)
         if batch is None:
@@ -173,10 +173,10 @@ class EpsilonDecay(TrainerHookBase):
         rate = float(self.greedy.eps)
         return {"exploration/epsilon": rate, "exploration/epsilon_last": rate**self._last_exponent}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         return {"frames": self._frames}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self._frames = state_dict["frames"]
 
 
@@ -196,7 +196,7 @@ class MixReplayed(TrainerHookBase):
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)
 
-    def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, int]:
         counts = {
             "replay/steps": self.mix.replay.steps,
             "replay/replayed_unrolls": self.mix.total.replayed,

@@ -51,6 +51,8 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     if recipe.agents > 1:
         problem = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
         raise ConfigError(problem, "recipe.agents", "give 1; rlsync train starts populations")
+
+    # Workers act with the network of the loss: there is no copy that could be left behind.
     network = make_network(recipe, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
     optimizer: optim.Optimizer
@@ -59,6 +61,8 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     else:
         optimizer = optim.RMSprop(loss.parameters(), recipe.lr, recipe.rms_alpha, recipe.rms_eps)
     settings = parts.trainer_settings(run)
+
+    # From here on workers run, so whatever fails has to end them.
     collector = make_collector(run, network)
     try:
         trainer = Trainer(

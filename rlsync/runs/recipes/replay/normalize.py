@@ -64,7 +64,7 @@ class Moments:
         """``[features]`` float64: the mean squared distance from the mean; 0 before the first row."""
         return self._squares / max(self.count, 1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int | Tensor]:
         return {"count": self.count, "mean": self.mean.clone(), "squares": self._squares.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class Normalize(misuse.RegistersItself, trainers.Reader):
         """What rewards are divided by; 1 while all of them are 0."""
         return float((self.rewards.variance + self.rewards.mean.square()).sqrt()) or 1.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, dict[str, int | Tensor]]:
         """The moments. The networks' statistics are in the checkpoint of the loss."""
         return {
             "observations": self.observations.state_dict(),
