@@ -218,19 +218,6 @@ def test_weights_that_a_policy_writes_on_a_frame_are_those_that_acted(adopt: str
     census.assert_clean()
 
 
-def test_workers_that_adopt_at_rollouts_keep_one_version_for_each() -> None:
-    policy = make_canary()
-    scheme = {"policy": BoardScheme(adopt_at="rollout")}
-    size = {"frames_per_batch": 60, "total_frames": -1}
-    with running(
-        MultiSyncCollector([make_slow_env] * 2, policy, weight_sync_schemes=scheme, **size)
-    ) as collector:
-        learner, batches = learner_of(collector, policy), iter(collector)
-        with learner.publishing():
-            for _ in range(3):
-                assert all(len(row.unique()) == 1 for row in next(batches)["policy_version"])
-
-
 # ----------------------------------------------------------------- told, verified, bounded, refused
 
 
@@ -301,12 +288,6 @@ def test_waiting_for_a_bound_is_refused_where_a_running_rollout_may_hold_older_f
             BoundStaleness(sync, 2, "wait").register(trainer)
         assert in_three_lines(refused.value)
         BoundStaleness(sync, 2, "drop").register(trainer)
-
-
-def test_an_unknown_moment_of_adoption_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no moment of adoption 'step'") as refused:
-        BoardScheme(adopt_at="step")
-    assert in_three_lines(refused.value)
 
 
 def test_destinations_that_are_adopted_at_different_times_are_refused() -> None:

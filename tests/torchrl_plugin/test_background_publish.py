@@ -17,7 +17,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader
 from tests.tools.board_workers import low_high
 from tests.tools.counted_board import CountedBoard
-from tests.tools.parts import FRAMES_PER_BATCH, CanaryPolicy, make_collector, make_dqn_trainer
+from tests.tools.parts import FRAMES_PER_BATCH, CanaryPolicy
 from tests.tools.running import in_three_lines, on_a_board, values
 
 BIG = 8_000_000  # numbers: 32 MB take some milliseconds to copy
@@ -65,15 +65,6 @@ def test_readers_see_the_version_before_until_all_of_it_is_copied(board: Counted
         board.join()
         assert reader.adopt() == number
     reader.close()
-
-
-@pytest.mark.seconds
-def test_the_next_publish_waits_for_the_one_before(board: CountedBoard) -> None:
-    for number in (1.0, 2.0):
-        board.publish([torch.full((2,), number), torch.full((BIG,), number)], later={0, 1})
-    board.publish([torch.full((2,), 3.0), torch.full((BIG,), 3.0)])
-    assert board.version == 3
-    assert [low_high([view]) for view in board.newest_views()] == [(3.0, 3.0)] * 2
 
 
 @pytest.mark.parametrize("wait_first", [False, True])
@@ -292,15 +283,6 @@ def test_a_step_hook_of_an_optimizer_joins_before_it_writes() -> None:
         hook.join()
         views = collector._weight_sync_schemes["policy"].board.writer.newest_leaves()[1]
         assert {float(end) for view in views for end in view.float().aminmax()} >= {20.0}
-
-
-def test_an_in_process_collector_is_refused_with_the_cure() -> None:
-    trainer = make_dqn_trainer(make_collector())
-    hook = SyncWeights({"policy": "loss_module.value_network"}, background=True)
-    with pytest.raises(ConfigError, match="not published in the background") as refusal:
-        hook.register(trainer)
-    assert in_three_lines(refusal.value)
-    trainer.collector.shutdown()
 
 
 @pytest.mark.usefixtures("fork_workers")

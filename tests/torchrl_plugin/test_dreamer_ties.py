@@ -64,6 +64,11 @@ def assign(it: Coupled) -> None:
     actor.load_state_dict({name: value + 1 for name, value in actor.state_dict().items()}, assign=True)
 
 
+def rebind(it: Coupled) -> None:
+    for parameter in it.encoder.parameters():
+        parameter.data = parameter.data.clone() + 1
+
+
 def norm_weights(it: Coupled) -> None:
     parametrizations.weight_norm(it.encoder.module.model[0])
 
@@ -125,6 +130,7 @@ def test_a_coupled_player_is_aliased_and_moves_no_bytes() -> None:
     [
         (halve, ENCODER),
         (assign, ACTOR),
+        (rebind, ENCODER),
         (freeze_and_replace, ENCODER),
         (copy_the_player, LEAVES),
         (copy_the_loss, LEAVES),

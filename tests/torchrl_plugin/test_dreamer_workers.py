@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,28 +10,21 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
-from torchrl.envs import Compose, EnvBase, InitTracker, TransformedEnv
+from torchrl.envs import EnvBase
 
 from rlsync import (
     BoardScheme,
     DreamerPlayer,
-    Every,
     SyncWeights,
-    VerifySync,
-    WatchWorkers,
-    WorkerLost,
     dreamer_map,
 )
 from tests.tools.dreamer_canary import ShowingPlayer, fill, make_canary
 from tests.tools.dreamer_parts import (
     Dreamer,
     make_dreamer_env,
-    make_stock_trainer,
     make_trainer,
-    make_v3,
 )
-from tests.tools.parts import CountingEnv, is_alive, kill, stopped, wait_until
-from tests.tools.running import in_three_lines, running, values
+from tests.tools.running import running, values
 from tests.torchrl_plugin.test_dreamer_map import as_trainer, losses_of
 from tests.torchrl_plugin.test_dreamer_state import expected
 
@@ -143,93 +135,4 @@ def test_a_worker_that_adopts_at_every_policy_call_recomputes_in_the_middle_of_a
                 break
 
 
-@pytest.mark.thorough
-def test_a_decoupled_training_acts_with_what_it_publishes() -> None:
-    dreamer = make_v3()
-    player = DreamerPlayer(dreamer.copied(), on_adoption="reset")
-    with playing(player, MultiSyncCollector) as collector:
-        trainer = make_stock_trainer(dreamer, collector, total_frames=4 * WORKERS * ROLLOUT)
-        hook = SyncWeights(dreamer_map(dreamer.loss_module, player))
-        hook.register(trainer)
-        verify = VerifySync(hook, when=Every(1, "batches"), timeout_s=60.0)
-        verify.register(trainer)
-        stamps: list[set[float]] = []
-        trainer.register_op("batch_process", lambda batch: stamps.append(values(batch, "policy_version")))
-        trainer.train()
-    assert [len(acted) for acted in stamps] == [1] * 4
-    assert len(set().union(*stamps)) > 1
-    assert verify.checks > 0
-    assert verify.deviations == []
-
-
 # ------------------------------------------------------------------------------------- workers that are lost
-
-
-#: Shared with forked workers: whether a worker is asked to wait within a step, and whether it does.
-HELD = torch.zeros(2, dtype=torch.int64).share_memory_()
-
-
-class HeldEnv(CountingEnv):
-    """Can be held in the middle of a rollout, where its worker has no lock of TorchRL's queue."""
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        while HELD[0]:
-            HELD[1] = 1
-            time.sleep(0.001)
-        return super()._step(tensordict)
-
-
-def make_held_env(player: DreamerPlayer) -> EnvBase:
-    return TransformedEnv(HeldEnv(), Compose(InitTracker(), player.primer()))
-
-
-@pytest.mark.thorough
-def test_a_stopped_player_delays_no_publish_and_the_others_go_on() -> None:
-    dreamer = make_canary(3)
-    player = ShowingPlayer(dreamer.copied())
-    HELD.zero_()
-    envs = [partial(make_held_env, player), partial(make_dreamer_env, player)]
-    with playing(player, MultiAsyncCollector, envs=envs) as collector:
-        hook, batches = hooked(collector, dreamer, player), iter(collector)
-        next(batches)
-        HELD[0] = 1
-        for _ in range(4):  # its finished batch may have to be taken before it begins another
-            next(batches)
-        assert wait_until(lambda: bool(HELD[1]), 60.0)
-        with stopped(collector.procs[0].pid):
-            reached: set[float] = set()
-            for _ in range(20):  # batches of the other player arrive, with newer and newer versions
-                publish(dreamer, hook)
-                batch = next(batches)
-                check_frames(batch.reshape(-1))
-                reached |= values(batch, "policy_version")
-            assert len(reached) > 5
-        HELD[0] = 0
-        newest = hook.version
-        while values(next(batches), "policy_version") != {newest}:
-            pass
-
-
-@pytest.mark.thorough
-@kinds
-def test_a_killed_player_ends_the_training_with_worker_lost(kind: type[BaseCollector]) -> None:
-    dreamer = make_v3()
-    player = DreamerPlayer(dreamer.copied())
-    with playing(player, kind) as collector:
-        trainer = make_stock_trainer(dreamer, collector, total_frames=10**6)
-        hook = SyncWeights(dreamer_map(dreamer.loss_module, player))
-        hook.register(trainer)
-        WatchWorkers(60.0).register(trainer)
-        pid, batches = collector.procs[0].pid, []
-
-        def kill_one(batch: TensorDictBase) -> None:
-            batches.append(values(batch, "policy_version"))
-            if len(batches) == 3:
-                kill(pid)
-
-        trainer.register_op("batch_process", kill_one)
-        with pytest.raises(WorkerLost, match=f"pid {pid}") as lost:
-            trainer.train()
-        assert in_three_lines(lost.value)
-        assert len(batches) >= 3
-        assert not is_alive(pid)

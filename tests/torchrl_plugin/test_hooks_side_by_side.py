@@ -33,6 +33,7 @@ from rlsync.torchrl_plugin.compat.trainers import stock_update_weights
 from rlsync.torchrl_plugin.examine.sync import sync_of
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
+    Sender,
     make_collector,
     make_dqn_trainer,
     make_env_with_module,
@@ -45,16 +46,6 @@ from tests.tools.parts import (
 from tests.tools.running import ACTOR, acted, in_three_lines, on_a_board, running, values
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
-
-
-class Sender:
-    """What an LLM trainer pushes through."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-
-    def update_weights(self) -> None:
-        self.sent += 1
 
 
 def make_trainer(batches: int = 3) -> Trainer:

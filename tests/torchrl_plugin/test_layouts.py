@@ -14,7 +14,7 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
-from rlsync import LayoutMismatch, NothingToSync, SyncMapError, SyncWeights
+from rlsync import LayoutMismatch, SyncMapError, SyncWeights
 from tests.tools.parts import (
     ACTIONS,
     CanaryPolicy,
@@ -136,12 +136,6 @@ def test_a_tie_that_the_source_loses_is_refused_at_the_next_publish(
     assert in_three_lines(refusal.value)
     assert hook.version == version
     assert acted(batch) == {2}
-
-
-def test_an_empty_map_is_refused() -> None:
-    trainer = make_dqn_trainer(make_collector(make_small_canary()))
-    with pytest.raises(NothingToSync):
-        SyncWeights({}).register(trainer)
 
 
 # ------------------------------------------------------------- fault 9: sources that are not plain

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.modules import EGreedyModule
 from torchrl.objectives.value import GAE
@@ -43,19 +43,14 @@ from rlsync.sync.trained import Gradients, Training
 from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.examine.examine import examine
 from rlsync.torchrl_plugin.examine.verdicts import findings_of
-from tests.laws.zoo.parts import actor_of
 from tests.tools.parts import (
-    ACTIONS,
     FRAMES_PER_BATCH,
     make_collector,
-    make_mlp,
     make_policy,
     make_ppo_loss,
     make_ppo_trainer,
-    make_workers,
 )
 from tests.tools.parts.envs import make_counting_env
-from tests.tools.running import running
 
 ACTOR = "loss_module.actor_network"
 MAP = {"policy": ACTOR}
@@ -91,15 +86,6 @@ UNBOUND: dict[str, tuple[str, Callable[[], TrainerHookBase]]] = {
     "LogReceipts": ("post_steps_log", lambda: LogReceipts(unbound_sync())),
     "StopIfNotFinite": ("post_optim", StopIfNotFinite),
 }
-
-
-def test_a_forgotten_trainer_ends_the_training_at_the_first_call_with_the_cure(trainer: Trainer) -> None:
-    s = SyncWeights({"policy": "loss_module.actor_netwrk_TYPO"})
-    trainer.register_op("post_steps", s)
-    with pytest.raises(ConfigError) as refused:
-        trainer.train()
-    assert refused.value.what == "this SyncWeights has no trainer yet, so it can do nothing"
-    assert "pass trainer=trainer to SyncWeights, or call hook.register(trainer)" in refused.value.cure
 
 
 @pytest.mark.seconds
@@ -367,44 +353,6 @@ def test_steps_that_a_way_of_the_users_own_makes_are_not_foreseen() -> None:
     trainer._optimizer_ops.clear()
     assert about_us(lambda: SyncWeights(MAP, Every(10, "optim_steps")).register(trainer)) == []
     trainer.collector.shutdown()
-
-
-@pytest.mark.seconds
-@pytest.mark.one_case
-@pytest.mark.parametrize("uses_both", [True, False])
-def test_a_sent_layer_without_gradients_is_told_of_after_ten_steps(uses_both: bool) -> None:
-    class Detached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.head = make_mlp(8), nn.Linear(8, ACTIONS)
-
-        def forward(self, x: Tensor) -> Tensor:
-            features = self.trunk(x)
-            return self.head(features if uses_both else features.detach())
-
-    actor = actor_of(Detached())
-    trainer = make_ppo_trainer(
-        make_collector(copy.deepcopy(actor)), actor, total_frames=12 * FRAMES_PER_BATCH
-    )
-    SyncWeights(MAP).register(trainer)
-    told = about_us(trainer.train)
-    assert [type(warning) for warning in told] == [NothingLearns] * (not uses_both)
-    assert all(w.what == "4 of 6 sent parameters got no gradient in 10 steps" for w in told)
-    assert all("module.0.module.trunk.0.weight" in w.where for w in told)
-
-
-@pytest.mark.processes
-@pytest.mark.seconds
-@pytest.mark.parametrize("registered", [True, False])
-def test_a_board_without_a_hook_is_told_of_after_the_first_batch(registered: bool) -> None:
-    collector = make_workers(MultiSyncCollector, make_policy(), schemes={"policy": BoardScheme()}, workers=1)
-    with running(collector):
-        trainer = silent_trainer(collector)
-        if registered:
-            SyncWeights(MAP, Every(3)).register(trainer)
-        told = about_us(trainer.train)
-    assert [type(warning) for warning in told] == [NothingPublished] * (not registered)
-    assert all("nothing publishes to the workers of this collector" in warning.what for warning in told)
 
 
 @pytest.mark.seconds

@@ -163,20 +163,6 @@ def test_a_dead_worker_does_not_put_publishes_off(fork_workers):
     trainer.collector.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((-1, "drop"), "whole number"),
-        ((1.5, "drop"), "whole number"),
-        ((True, "drop"), "whole number"),
-        ((1, "ignore"), "no action 'ignore'"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, says):
-    with pytest.raises(ConfigError, match=says):
-        BoundStaleness(SyncWeights(MAP), *arguments)
-
-
 def test_bound_0_cannot_wait_for_workers_that_collect_in_the_background(fork_workers):
     trainer = async_trainer(batches=2)
     sync = SyncWeights(MAP, trainer=trainer)

@@ -7,11 +7,9 @@ import json
 
 import pytest
 import torch
-from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
-from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
-from rlsync import BoardScheme, ConfigError, Every, PublishError, StepsAhead, SyncWeights
+from rlsync import BoardScheme, Every, PublishError, StepsAhead, SyncWeights
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board import format as fmt
 from tests.tools.parts import (
@@ -63,49 +61,11 @@ def watch_stamps(trainer) -> list[tuple[set[int], set[int]]]:
     return stamps
 
 
-def stock_hooks(trainer) -> list[object]:
-    ops = [op.__wrapped__ for op, _ in trainer._post_steps_ops + trainer._post_optim_ops]
-    return [op for op in ops if isinstance(op, StockUpdateWeights)]
-
-
 def make_local(batches: int = 4):
     """A PPO trainer whose in-process collector acts with a copy."""
     actor = make_policy()
     collector = make_collector(copy.deepcopy(actor))
     return make_ppo_trainer(collector, actor, total_frames=batches * FRAMES_PER_BATCH)
-
-
-def reasons(hook: SyncWeights) -> list[str]:
-    return [receipt.reason for receipt in hook.receipts]
-
-
-@pytest.mark.parametrize("name", STOCK)
-@pytest.mark.one_case
-def test_stock_trainers_publish_through_the_hook_once_a_batch(fork_workers, name):
-    trainer, sync_map, stamps = make_stock(name)
-    hook = SyncWeights(sync_map)
-    assert len(stock_hooks(trainer)) == 1
-    hook.register(trainer)
-    assert stock_hooks(trainer) == []
-    trainer.train()
-    assert reasons(hook) == ["start"] + ["trigger"] * 4
-    # Version 1 is what the workers were built with; the hook's first publish comes before any frame.
-    assert stamps == [({v}, {v}) for v in (2, 3, 4, 5)]
-    assert trainer.collector.policy_version == hook.version == 6
-
-
-def test_registering_with_register_op_works_as_registering_does(fork_workers):
-    trainer, sync_map, stamps = make_stock("ppo")
-    hook = SyncWeights(sync_map, when=Every(2, "batches"), trainer=trainer)
-    trainer.register_op("post_steps", hook)
-    assert stock_hooks(trainer) == []
-    trainer.train()
-    assert [(r.reason, r.batches) for r in hook.receipts] == [
-        ("start", 0),
-        ("trigger", 2),
-        ("trigger", 4),
-    ]
-    assert stamps == [({v}, {v}) for v in (2, 2, 3, 3)]
 
 
 def test_asynchronous_workers_never_deliver_a_frame_older_than_the_first_publish(fork_workers):
@@ -118,36 +78,12 @@ def test_asynchronous_workers_never_deliver_a_frame_older_than_the_first_publish
     assert all(len(root) == 1 and root == after for root, after in stamps)
 
 
-def test_optimizer_steps_are_counted_where_they_happen():
-    trainer = make_local(batches=3)
-    hook = SyncWeights(MAP, when=Every(2, "optim_steps"))
-    hook.register(trainer)
-    trainer.train()
-    fired = [r.optim_steps for r in hook.receipts if r.reason == "trigger"]
-    assert fired == list(range(2, hook.counters().optim_steps + 1, 2))
-    assert fired
-
-
 def test_frames_and_lag_trigger_together():
     trainer = make_local(batches=6)
     hook = SyncWeights(MAP, when=Every(3 * FRAMES_PER_BATCH, "frames") | StepsAhead(10_000))
     hook.register(trainer)
     trainer.train()
     assert [r.frames for r in hook.receipts] == [0, 3 * FRAMES_PER_BATCH, 6 * FRAMES_PER_BATCH]
-
-
-def test_a_plain_collector_receives_the_weights_at_every_trigger():
-    trainer = make_local()
-    stamps = watch_stamps(trainer)
-    hook = SyncWeights(MAP)
-    hook.register(trainer)
-    acting = trainer.collector.policy
-    trainer.train()
-    learned = trainer.loss_module.actor_network.parameters()
-    assert all(torch.equal(a, b) for a, b in zip(acting.parameters(), learned, strict=True))
-    assert stamps == [({v}, {v}) for v in (1, 2, 3, 4)]
-    assert hook.receipts[-1].copied_leaves == 4
-    assert hook.receipts[-1].copied_bytes == hook.plan.payload_bytes > 0
 
 
 def test_a_collector_that_shares_the_learners_memory_is_a_no_op():
@@ -159,56 +95,6 @@ def test_a_collector_that_shares_the_learners_memory_is_a_no_op():
     receipt = hook.publish()
     assert (receipt.copied_leaves, receipt.copied_bytes, receipt.aliased_leaves) == (0, 0, 4)
     assert receipt.aliased_bytes == sum(p.nbytes for p in actor.parameters())
-    trainer.collector.shutdown()
-
-
-def rebind(actor) -> None:
-    for parameter in actor.parameters():
-        parameter.data = parameter.data.clone() + 1
-
-
-def assign(actor) -> None:
-    state = {name: tensor.detach() + 1 for name, tensor in actor.state_dict().items()}
-    actor.load_state_dict(state, assign=True)
-
-
-def halve(actor) -> None:
-    actor.half()
-
-
-@pytest.mark.parametrize("break_tie", [rebind, assign, halve])
-def test_a_broken_tie_is_noticed_at_the_next_publish_and_repaired_by_copying(break_tie):
-    actor = make_policy()
-    acting = copy.deepcopy(actor)
-    for mine, theirs in zip(acting.parameters(), actor.parameters(), strict=True):
-        mine.data = theirs.data  # one memory, two parameters: what a device-less collector keeps
-    trainer = make_ppo_trainer(make_collector(acting), actor)
-    hook = SyncWeights(MAP, trainer=trainer)
-    assert hook.publish().aliased_leaves == 4
-    break_tie(actor)
-    receipt = hook.publish()
-    assert receipt.aliased_leaves == 0
-    assert len(receipt.repaired) == 4
-    assert "policy.module.0.module.0.weight" in receipt.repaired
-    for mine, theirs in zip(acting.parameters(), actor.parameters(), strict=True):
-        assert torch.equal(mine, theirs.to(mine.dtype))
-    assert hook.publish().repaired == ()
-    trainer.collector.shutdown()
-
-
-def test_a_policy_that_is_replaced_by_a_copy_is_written_from_then_on():
-    actor = make_policy()
-    trainer = make_ppo_trainer(make_collector(actor), actor)
-    hook = SyncWeights(MAP, trainer=trainer)
-    assert hook.publish().aliased_leaves == 4
-    trainer.collector.policy = copy.deepcopy(actor)
-    with torch.no_grad():
-        for parameter in actor.parameters():
-            parameter.add_(1)
-    receipt = hook.publish()
-    assert receipt.copied_leaves == len(receipt.repaired) == 4
-    mine = trainer.collector.policy.parameters()
-    assert all(torch.equal(a, b) for a, b in zip(mine, actor.parameters(), strict=True))
     trainer.collector.shutdown()
 
 
@@ -256,36 +142,6 @@ def test_receipts_are_appended_to_a_file_and_kept_in_a_bounded_history(tmp_path)
     assert [r.version for r in hook.receipts] == [5, 6]
     lines = (tmp_path / "receipts.jsonl").read_text().splitlines()
     assert [json.loads(line)["version"] for line in lines] == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_second_publishing_hook_is_refused():
-    trainer = make_local()
-    SyncWeights(MAP).register(trainer)
-    with pytest.raises(ConfigError, match="already has a hook"):
-        SyncWeights(MAP).register(trainer)
-    trainer.collector.shutdown()
-
-
-def test_a_trigger_of_another_type_is_refused():
-    with pytest.raises(ConfigError, match="'when' is a trigger"):
-        SyncWeights(MAP, when=4)
-
-
-def test_a_hook_without_a_trainer_says_so():
-    with pytest.raises(ConfigError, match=r"call hook\.register"):
-        SyncWeights(MAP).publish()
-
-
-def test_a_publish_that_fails_advances_no_version(fork_workers):
-    trainer, sync_map, _ = make_stock("ppo")
-    hook = SyncWeights(sync_map, trainer=trainer)
-    hook.publish()
-    version = hook.version
-    trainer.loss_module.actor_network.module[0].module[0].weight.data = torch.zeros(1, 1)
-    with pytest.raises(Exception, match="had shape"):
-        hook.publish()
-    assert hook.version == version == trainer.collector.policy_version
-    trainer.collector.shutdown()
 
 
 def test_a_coalesced_publish_is_owed_and_made_up_for(fork_workers, monkeypatch):
@@ -353,51 +209,6 @@ def test_waiting_for_workers_that_do_not_collect_ends_at_the_deadline_with_their
     assert all(f"pid {pid}" in str(late.value) for pid in pids)
     assert hook.lag_versions() >= 1
     trainer.collector.shutdown()
-
-
-@pytest.mark.parametrize("adopt", ["alias", "copy"])
-@pytest.mark.parametrize("unified", [True, False], ids=["Checkpoint", "legacy"])
-@pytest.mark.one_case
-def test_the_first_frame_after_a_resume_acts_with_the_checkpointed_weights(
-    fork_workers, tmp_path, unified, adopt
-):
-    def build(batches: int):
-        actor = make_policy()
-        collector = make_workers(MultiSyncCollector, actor, schemes={"policy": BoardScheme(adopt)})
-        trainer = make_ppo_trainer(
-            collector, actor, total_frames=batches * FRAMES_PER_BATCH, weight_update_map=MAP
-        )
-        trainer.checkpoint = Checkpoint() if unified else None
-        trainer.save_trainer_file = tmp_path / "checkpoint"
-        hook = SyncWeights(MAP, when=Every(3, "batches"), trainer=trainer)
-        trainer.register_op("post_steps", hook)
-        return trainer, hook, watch_stamps(trainer)
-
-    trainer, hook, _ = build(5)
-    trainer.train()
-    saved = [p.detach().clone() for p in trainer.loss_module.actor_network.parameters()]
-    assert [(r.version, r.batches) for r in hook.receipts] == [(2, 0), (3, 3)]
-
-    resumed, again, stamps = build(9)
-    resumed.load_from_file(tmp_path / "checkpoint")
-    loaded = list(resumed.loss_module.actor_network.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(saved, loaded, strict=True))
-    acted = []
-    resumed.register_op("batch_process", lambda b: acted.append(b.clone()) or b)
-    resumed.train()
-    assert again.receipts[0].version > 3, "versions are never given out twice"
-    assert [(r.reason, r.batches) for r in again.receipts if r.reason != "call"] == [
-        ("resume", 5),
-        ("trigger", 6),
-        ("trigger", 9),
-    ]
-    first = acted[0]
-    assert stamps[0] == ({again.version - 2},) * 2
-    reference = make_policy()
-    for mine, theirs in zip(reference.parameters(), saved, strict=True):
-        mine.data = theirs
-    logits = reference.module[0](first.select("observation"))["logits"]
-    assert torch.allclose(logits, first["logits"], atol=1e-6)
 
 
 @pytest.mark.processes

@@ -9,10 +9,11 @@ from tensordict import TensorDict
 from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
-from rlsync import ConfigError, DestinationNotFound, LayoutMismatch, SyncWeights, UpdateWeights
+from rlsync import ConfigError, LayoutMismatch, UpdateWeights
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from tests.tools.parts import (
     CanaryPolicy,
+    Sender,
     make_collector,
     make_dqn_trainer,
     make_policy,
@@ -23,20 +24,6 @@ from tests.tools.parts import (
 from tests.tools.running import ACTOR, acted, in_three_lines, on_a_board, running, values
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
-
-
-class Sender:
-    """What LLM trainers push through."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-
-    def update_weights(self) -> None:
-        self.sent += 1
-
-
-def _trainer() -> Trainer:
-    return make_dqn_trainer(make_collector(make_small_canary()))
 
 
 def _with_canary(collector: object) -> tuple[Trainer, CanaryPolicy]:
@@ -69,20 +56,6 @@ def test_arguments_that_torchrl_refuses_are_refused_as_a_value_error_that_says(s
         WRONG[said]()
     assert isinstance(refusal.value, ConfigError)
     assert in_three_lines(refusal.value)
-
-
-def test_a_wrong_map_is_refused_at_construction() -> None:
-    trainer = _trainer()
-    wrong = {"polcy": "loss_module.value_network"}
-    with pytest.raises(DestinationNotFound, match="'policy'"):
-        UpdateWeights(trainer.collector, 1, weight_update_map=wrong, trainer=trainer)
-
-
-def test_a_second_hook_that_publishes_is_refused() -> None:
-    trainer = make_ppo_trainer(make_collector(make_policy()))
-    SyncWeights(ACTOR).register(trainer)
-    with pytest.raises(ConfigError, match="already has a hook"):
-        UpdateWeights(trainer.collector, 1, weight_update_map=ACTOR, trainer=trainer)
 
 
 # ------------------------------------------------------------------------- getter, map and sender
@@ -204,22 +177,6 @@ def test_an_interval_of_two_counts(unit: str, way: str) -> None:
         trainer.train()
     assert [(r.batches, r.optim_steps) for r in hook.receipts] == UNITS[unit]
     assert [receipt.version for receipt in hook.receipts] == list(range(2, 2 + len(UNITS[unit])))
-
-
-def test_the_hook_takes_the_place_of_the_one_that_a_stock_trainer_installs() -> None:
-    policy = make_policy()
-    with on_a_board(policy) as collector:
-        trainer = make_ppo_trainer(collector, policy, weight_update_map=ACTOR)
-        assert _stock_hooks(trainer) == 1
-        UpdateWeights(collector, 1, weight_update_map=ACTOR, trainer=trainer).register(trainer)
-        assert _stock_hooks(trainer) == 0
-        trainer.train()
-        assert collector.policy_version == 3  # the constructor's, and one for each of two batches
-
-
-def _stock_hooks(trainer: Trainer) -> int:
-    ops = [op for op, _ in trainer._post_steps_ops + trainer._post_optim_ops]
-    return sum(isinstance(getattr(op, "__wrapped__", op), StockUpdateWeights) for op in ops)
 
 
 def test_a_hook_that_meets_its_trainer_at_register_counts_its_batches_there() -> None:

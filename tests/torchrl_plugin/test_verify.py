@@ -13,7 +13,7 @@ from torch import nn
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
-from rlsync import BoardScheme, ConfigError, Every, NoBoard, PublishError, Source, SyncWeights, WeightBoard
+from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, WeightBoard
 from rlsync.core.trigger import Counters
 from rlsync.sync.verification import Found, Prints, Verification
 from rlsync.tensors.target import Target
@@ -417,30 +417,9 @@ def test_a_policy_that_is_shared_with_the_learner_has_nothing_to_compare() -> No
 # ------------------------------------------------------------------------------ the hook's manners
 
 
-@pytest.mark.usefixtures("fork_workers")
-def test_a_collector_with_torchrls_own_schemes_is_refused() -> None:
-    actor = make_policy()
-    with running(make_workers(MultiSyncCollector, actor, workers=1)) as collector:
-        trainer = make_trained(collector, actor)
-        with pytest.warns(NoBoard):
-            sync = SyncWeights(MAP, trainer=trainer)
-        with pytest.raises(ConfigError, match="cannot be asked") as refusal:
-            VerifySync(sync).register(trainer)
-        assert in_three_lines(refusal.value)
-
-
-def test_a_hook_of_another_trainer_and_wrong_arguments_are_refused() -> None:
-    actor = make_policy()
-    trainer = make_trained(make_collector(actor), actor)
-    with pytest.raises(ConfigError, match="not bound to that trainer"):
-        VerifySync(SyncWeights(MAP)).register(trainer)
+def test_an_unknown_action_is_refused() -> None:
     with pytest.raises(ConfigError, match="no action 'warn'"):
         VerifySync(SyncWeights(MAP), action="warn")
-    with pytest.raises(ConfigError, match="'when' is a trigger, got int"):
-        VerifySync(SyncWeights(MAP), when=3)
-    with pytest.raises(ConfigError, match="has no trainer yet"):
-        VerifySync(SyncWeights(MAP))()
-    trainer.collector.shutdown()
 
 
 def test_a_resumed_hook_goes_on_in_phase() -> None:

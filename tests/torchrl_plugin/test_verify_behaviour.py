@@ -220,15 +220,6 @@ def test_a_worker_that_acts_with_a_packed_weight_is_named() -> None:
     assert "worker" in raised.value.where
 
 
-@pytest.mark.processes
-@pytest.mark.seconds
-def test_a_number_that_differs_between_learner_and_worker_is_named() -> None:
-    with running(workers(Scaled(2.0))) as collector:
-        trainer, _ = verified(collector, Scaled(1.0))
-        with pytest.raises(PublishError, match="gives 'logits' that is"):
-            trainer.train()
-
-
 def square_layers() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, ACTIONS))
 

@@ -20,12 +20,9 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.objectives import SoftUpdate
 from torchrl.trainers import Trainer
-from torchrl.trainers.algorithms import SACTrainer
-from torchrl.weight_update import SharedMemWeightSyncScheme
 
-from rlsync import AdoptionTimeout, BoardScheme, ConfigError, SyncWeights, WatchWorkers, WorkerLost
+from rlsync import AdoptionTimeout, BoardScheme, SyncWeights, WatchWorkers, WorkerLost
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.ending import watch
 from rlsync.torchrl_plugin.ending.waits import lost_workers
@@ -36,11 +33,10 @@ from tests.tools.parts import (
     child_pids,
     is_alive,
     kill,
-    make_collector,
     make_continuous_env,
     make_continuous_policy,
     make_dqn_trainer,
-    make_sac_loss,
+    make_free_sac_trainer,
     make_small_canary,
     make_workers,
     stopped,
@@ -452,21 +448,7 @@ def _free_running(
             weight_sync_schemes={"policy": BoardScheme()},
         )
     ) as collector:
-        loss = make_sac_loss(actor)
-        trainer = SACTrainer(
-            collector=collector,
-            total_frames=FOR_EVER,
-            frame_skip=1,
-            optim_steps_per_batch=2,
-            loss_module=loss,
-            optimizer=torch.optim.Adam(loss.parameters()),
-            replay_buffer=buffer,
-            target_net_updater=SoftUpdate(loss, eps=0.99),
-            async_collection=True,
-            progress_bar=False,
-            enable_logging=False,
-            auto_log_optim_steps=False,
-        )
+        trainer = make_free_sac_trainer(collector, actor, buffer, total_frames=FOR_EVER)
         SyncWeights(ACTOR).register(trainer)
         WatchWorkers(timeout_s).register(trainer)
         yield trainer
@@ -652,30 +634,3 @@ def test_without_a_timeout_a_stopped_worker_is_waited_for() -> None:
 
 
 # ----------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
-def test_a_timeout_that_is_not_above_zero_is_refused(timeout_s: float) -> None:
-    with pytest.raises(ConfigError, match="above zero") as refusal:
-        WatchWorkers(timeout_s)
-    assert in_three_lines(refusal.value)
-
-
-def test_a_collector_without_workers_on_a_board_is_refused() -> None:
-    collectors = [make_collector(make_small_canary())]
-    collectors.append(
-        make_workers(MultiSyncCollector, make_small_canary(), schemes={"policy": SharedMemWeightSyncScheme()})
-    )
-    for collector in collectors:
-        with running(collector), pytest.raises(ConfigError, match="no workers on a board") as refusal:
-            WatchWorkers().register(make_dqn_trainer(collector))
-        assert in_three_lines(refusal.value)
-
-
-def test_a_second_watch_over_the_same_workers_is_refused() -> None:
-    with on_a_board(make_small_canary(), workers=1) as collector:
-        trainer = make_dqn_trainer(collector)
-        WatchWorkers().register(trainer)
-        with pytest.raises(ConfigError, match="watched already") as refusal:
-            WatchWorkers().register(trainer)
-    assert in_three_lines(refusal.value)

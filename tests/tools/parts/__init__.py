@@ -31,10 +31,12 @@ from tests.tools.parts.policies import (
 )
 from tests.tools.parts.sizes import ACTIONS, FRAMES_PER_BATCH, OBSERVATIONS
 from tests.tools.parts.trainers import (
+    Sender,
     make_a2c_loss,
     make_a2c_trainer,
     make_dqn_loss,
     make_dqn_trainer,
+    make_free_sac_trainer,
     make_ppo_loss,
     make_ppo_trainer,
     make_sac_loss,
@@ -63,6 +65,7 @@ __all__ = [
     "CanaryPostproc",
     "CanaryTransform",
     "CountingEnv",
+    "Sender",
     "child_pids",
     "descendant_pids",
     "is_alive",
@@ -78,6 +81,7 @@ __all__ = [
     "make_dqn_loss",
     "make_dqn_trainer",
     "make_env_with_module",
+    "make_free_sac_trainer",
     "make_mlp",
     "make_plain_policy",
     "make_policy",

@@ -30,6 +30,16 @@ from tests.tools.parts.policies import (
 from tests.tools.parts.sizes import FRAMES_PER_BATCH
 
 
+class Sender:
+    """What LLM trainers push through; it counts."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def update_weights(self) -> None:
+        self.sent += 1
+
+
 def make_ppo_loss(actor: nn.Module | None = None) -> ClipPPOLoss:
     return ClipPPOLoss(actor or make_policy(), make_critic())
 
@@ -92,6 +102,19 @@ def make_sac_trainer(
     return _make_off_policy(SACTrainer, collector, loss, SoftUpdate(loss, eps=0.99), total_frames)
 
 
+def make_free_sac_trainer(
+    collector: BaseCollector,
+    actor: nn.Module,
+    buffer: TensorDictReplayBuffer,
+    *,
+    total_frames: int,
+) -> SACTrainer:
+    """The same with `async_collection`, on the buffer that its collector fills meanwhile."""
+    loss = make_sac_loss(actor)
+    updater = SoftUpdate(loss, eps=0.99)
+    return _make_off_policy(SACTrainer, collector, loss, updater, total_frames, buffer)
+
+
 def _make_on_policy(
     kind: type[Trainer],
     collector: BaseCollector,
@@ -127,7 +150,12 @@ def _make_off_policy(
     loss: LossModule,
     updater: SoftUpdate | HardUpdate,
     total_frames: int,
+    filled_meanwhile: TensorDictReplayBuffer | None = None,
 ) -> Trainer:
+    buffer = filled_meanwhile
+    if buffer is None:
+        storage = LazyTensorStorage(1000)
+        buffer = TensorDictReplayBuffer(storage=storage, sampler=RandomSampler(), batch_size=10)
     return kind(
         collector=collector,
         total_frames=total_frames,
@@ -135,9 +163,8 @@ def _make_off_policy(
         optim_steps_per_batch=2,
         loss_module=loss,
         optimizer=torch.optim.Adam(loss.parameters(), lr=1e-2),
-        replay_buffer=TensorDictReplayBuffer(
-            storage=LazyTensorStorage(1000), sampler=RandomSampler(), batch_size=10
-        ),
+        replay_buffer=buffer,
+        async_collection=filled_meanwhile is not None,
         target_net_updater=updater,
         progress_bar=False,
         enable_logging=False,
