@@ -19,11 +19,9 @@ from torchrl.collectors import MultiSyncCollector
 import rlsync
 from rlsync import BoardScheme, BoundStaleness, Every, LogReceipts, RecordSchedule, SyncWeights, VerifySync
 from rlsync.runs.recipes.impala import Categorical, CollectSettings, GymnasiumEnvs, ImpalaNet, UnrollCollector
-from rlsync.runs.recipes.impala import recipe as impala_recipe
 from rlsync.tensors.device import shared_memory
 from rlsync.tensors.digest import digest
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
-from tests.runs.recipes.test_impala_recipe import LASER, small
 from tests.tools.parts import ACTIONS, make_mlp, make_ppo_loss, make_workers
 from tests.tools.running import running
 
@@ -128,20 +126,4 @@ def test_an_unroll_collector_makes_no_tensor_without_a_device() -> None:
             for _ in range(2):
                 next(batches)
                 collector.update_policy_weights_()
-    assert spy.lines == {}
-
-
-@pytest.mark.thorough
-@pytest.mark.processes
-@pytest.mark.seconds
-@pytest.mark.usefixtures("fork_workers")
-@pytest.mark.parametrize("replay", [None, LASER])
-def test_a_run_of_impala_makes_no_tensor_without_a_device(replay: Any) -> None:
-    with UnnamedDevices() as spy:
-        config = small() if replay is None else small(replay=replay)
-        trainer = impala_recipe.RECIPE.build(config)
-        try:
-            trainer.train()
-        finally:
-            trainer.shutdown()
     assert spy.lines == {}

@@ -8,9 +8,8 @@ from tensordict import TensorDict
 from torchrl.collectors import MultiSyncCollector
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
-from rlsync import BoardScheme, ConfigError, Every, SyncWeights, UpdateWeights, VerifySync, WeightBoard
+from rlsync import SyncWeights, WeightBoard
 from rlsync.core.ledger import HISTORY
-from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from tests.tools.parts import (
     CanaryPolicy,
     make_collector,
@@ -19,7 +18,7 @@ from tests.tools.parts import (
     make_small_canary,
     make_workers,
 )
-from tests.tools.running import acted, in_three_lines, on_a_board, running
+from tests.tools.running import acted, on_a_board, running
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
 
@@ -48,15 +47,6 @@ def test_a_version_published_outside_the_hook_has_the_age_of_its_own_publish() -
         age = sync.staleness(stamped(newest - 1, newest))
         assert age.versions.tolist() == [1, 0]
         assert age.optim_steps.tolist() == [410, 10]
-
-
-def test_a_version_that_the_ledger_does_not_know_has_no_age_in_steps() -> None:
-    with on_a_board(make_small_canary()) as collector:
-        _, sync = with_canary(collector)
-        sync._optim_steps = 100
-        sync.publish()
-        age = sync.staleness(stamped(sync.version + 40, sync.version))
-        assert age.optim_steps.tolist() == [UNKNOWN, 0]
 
 
 def test_what_a_checkpoint_carries_of_versions_is_bounded() -> None:
@@ -135,43 +125,6 @@ def test_none_and_a_tensor_in_one_call_make_one_version() -> None:
     board.close()
 
 
-def test_a_coalesced_publish_is_told_in_the_receipt_of_update_weights() -> None:
-    board = WeightBoard(max_slots=3)
-    collector = make_workers(
-        MultiSyncCollector, make_small_canary(), schemes={"policy": board.scheme()}, workers=1
-    )
-    with running(collector):
-        hooks = (
-            UpdateWeights(collector, 1),
-            UpdateWeights(collector, 1, policy_weights_getter=make_small_canary),
-        )
-        leases = []
-        try:
-            for hook in hooks:
-                receipt = hook.publish()
-                while not receipt.coalesced:
-                    lease = board.handle.subscribe(lambda version, layout, views: True)
-                    lease.adopt()
-                    leases.append(lease)
-                    assert len(leases) < 9, "a board of three slots never was full"
-                    receipt = hook.publish()
-                assert (receipt.copied_leaves, receipt.copied_bytes) == (0, 0)
-                assert receipt.version == board.version
-        finally:
-            for lease in leases:
-                lease.close()
-    board.close()
-
-
-def test_a_second_hook_that_verifies_is_refused_with_the_cure() -> None:
-    with on_a_board(make_small_canary()) as collector:
-        _, sync = with_canary(collector)
-        VerifySync(sync).register(sync.trainer)
-        with pytest.raises(ConfigError, match="the workers are verified already") as refusal:
-            VerifySync(sync, when=Every(3), prefix="again").register(sync.trainer, "another")
-        assert in_three_lines(refusal.value)
-
-
 def test_the_plan_says_how_each_destination_is_adopted() -> None:
     board = WeightBoard()
     inner = "env.transform[0].module"
@@ -186,8 +139,3 @@ def test_the_plan_says_how_each_destination_is_adopted() -> None:
     with on_a_board(make_small_canary()) as collector:
         _, sync = with_canary(collector)
         assert "adopted by alias, one copy a publish" in sync.plan.transport
-
-
-def test_a_scheme_without_a_collector_still_refuses_to_send() -> None:
-    with pytest.raises(Exception, match="this scheme has no collector yet"):
-        BoardScheme().send({})
