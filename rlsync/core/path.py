@@ -165,7 +165,8 @@ def walk(
             here = _step(here, segment)
         except (AttributeError, LookupError, TypeError) as cause:
             reached = str(Path(path.segments[:depth])) if depth else root_name
-            raise _not_found(path, depth, here, reached, error, where) from cause
+            refusal = _not_found(path, depth, here, reached=reached, where=where)
+            raise error(*refusal) from cause
     return here
 
 
@@ -183,8 +184,9 @@ def _step(here: Any, segment: Segment) -> Any:
 
 
 def _not_found(
-    path: Path, depth: int, here: Any, reached: str, error: type[SyncMapError], where: str
-) -> SyncMapError:
+    path: Path, depth: int, here: Any, *, reached: str, where: str
+) -> tuple[str, str, str]:
+    """What is not there, where, and what is: the three lines of an error."""
     segment = path.segments[depth]
     after = path.segments[depth + 1 : depth + 2]
     wanted = _bare(segment)
@@ -205,14 +207,21 @@ def _not_found(
         cure = did_you_mean(next(full for full, child in below.items() if child == close))
     else:
         cure = did_you_mean(nearest_name(wanted, names, 0.8))
+    # What there is to choose from, the most alike first where it is much.
     has = holders or list(siblings)
     if len(has) > _SHOWN:
         has = sorted(has, key=lambda name: -difflib.SequenceMatcher(None, wanted, name).ratio())
-    shown = ", ".join(has[:_SHOWN]) + (", ..." if len(has) > _SHOWN else "")
-    cure += f"{reached} has: {shown}" if has else f"{reached} has nothing to choose from"
-    problem = f"no {wanted!r} on {reached} ({type(here).__name__})"
-    place = f"path {str(path)!r}" + (f", {where}" if where else "")
-    return error(problem, place, cure)
+    shown = ", ".join(has[:_SHOWN])
+    if len(has) > _SHOWN:
+        shown += ", ..."
+    if has:
+        cure += f"{reached} has: {shown}"
+    else:
+        cure += f"{reached} has nothing to choose from"
+    place = f"path {str(path)!r}"
+    if where:
+        place += f", {where}"
+    return f"no {wanted!r} on {reached} ({type(here).__name__})", place, cure
 
 
 _SHOWN = 12

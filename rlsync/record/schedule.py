@@ -118,19 +118,6 @@ class Life:
             newest_ms[rollout.worker] = rollout.ms
 
 
-def lag_in_words(lag: int | None, *, in_process: bool = False) -> str:
-    """How old the weights are that workers act with; ``in_process``: the learner's own process acts."""
-    if in_process:
-        return "lag 0: the learner's own process acts between its updates"
-    if lag is None:
-        return "no fixed lag: workers act with the newest version"
-    if lag == 0:
-        return f"lag {lag}: workers wait for each update"
-    if lag < 2:
-        return f"lag {lag}: workers act while the learner learns"
-    return f"lag {lag}: workers act up to {lag} rollouts ahead of the learner"
-
-
 @dataclass(frozen=True)
 class FixedLag(Sequence[Rollout]):
     """A computed life, and the rollouts of any worker in it.

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import rlsync
+import rlsync.seams
 from rlsync.core import errors
 from tests.tools.programs import fresh_python, run_program
+
+ROOT = Path(__file__).parents[2]
 
 PUBLIC = [
     "AdoptionTimeout",
@@ -146,3 +152,53 @@ def test_importing_registers_nothing_and_a_call_registers_the_backend(tmp_path: 
         "print(type(WeightSyncScheme.from_backend('board', adopt='copy')).__name__)\n"
     )
     assert run_program("it.py", cwd=tmp_path).stdout.split() == ["unknown", "BoardScheme"]
+
+
+def seams() -> dict[str, str]:
+    """Each row of the page about the seams: a name, and what it says of it."""
+    page = (ROOT / "docs" / "seams.md").read_text()
+    return dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+
+
+def taken_from_seams() -> dict[str, set[str]]:
+    """What runs take: names of the seams, each with the names that are taken from it where it is a module."""
+    taken: dict[str, set[str]] = defaultdict(set)
+    for file in (ROOT / "rlsync" / "runs").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        names = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "rlsync.seams"
+            for alias in node.names
+        }
+        for name in names:
+            taken[name] |= set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(value=ast.Name(id=str(name)), attr=str(member)) if name in names:
+                    taken[name].add(member)
+    return taken
+
+
+def test_every_seam_is_taken_by_the_runs_and_stands_on_its_page() -> None:
+    rows = seams()
+    assert set(rows) == set(rlsync.seams.__all__) == set(taken_from_seams())
+    for name, members in taken_from_seams().items():
+        if isinstance(getattr(rlsync.seams, name), ModuleType):
+            listed = re.findall(r"`(\w+)`", rows[name].rpartition(": ")[2])
+            assert members <= set(listed), name
+
+
+def test_a_seam_is_the_thing_itself_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert rlsync.seams.Layout is importlib.import_module("rlsync.tensors.layout").Layout
+    assert rlsync.seams.families is importlib.import_module("rlsync.sync.families")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        rlsync.seams.nothing  # noqa: B018
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+def test_a_worker_loads_no_torchrl_through_the_seams() -> None:
+    code = "import sys, rlsync.runs.actors.worker, rlsync.runs.evaluation.process; "
+    code += "print([m for m in sys.modules if m.startswith(('torchrl', 'rlsync.torchrl_plugin'))])"
+    assert run(code).strip() == "[]"

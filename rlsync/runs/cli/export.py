@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     which = options.which
     if which.isdecimal():
         which = int(which)
-    policy = policy_of(options.run, which, f"--which {which}", options.trust)
+    policy = policy_of(options.run, which, where=f"--which {which}", trusted=options.trust)
     with making(config.env):
         envs = make_venv(policy.env, at_once(OBSERVATIONS))
     with closing(envs):

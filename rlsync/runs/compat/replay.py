@@ -134,17 +134,17 @@ class RowBuffer(TensorDictReplayBuffer):
             if not first < end <= capacity or self.priority_key in batch:
                 return None
             index = torch.arange(first, end, device=batch.device or "cpu")
-            into: list[Tensor] = []
-            new: list[Tensor] = []
+            pairs: list[tuple[Tensor, Tensor]] = []
+            more = {"index": index}
             place = slice(first, end)
-            stored = storage._storage
-            if not _paired(stored, batch, batch.ndim, place, {"index": index}, into, new):
+            if not _paired(storage._storage, batch, place, pairs, dims=batch.ndim, more=more):
                 return None
             writer._cursor = end % capacity
             writer._write_count += count
             storage._set_last_cursor(index)
             storage._len = min(len(storage) + count, capacity)
-            torch._foreach_copy_(into, new)
+            rows, new = zip(*pairs, strict=True)
+            torch._foreach_copy_(rows, new)
             storage._bump_mutation_revision()
             writer._bump_generation(index, batch)
             writer._mark_update_entities(index)
@@ -155,13 +155,16 @@ class RowBuffer(TensorDictReplayBuffer):
 def _paired(
     stored: TensorDictBase,
     batch: TensorDictBase,
-    dims: int,
     place: slice,
+    pairs: list[tuple[Tensor, Tensor]],
+    *,
+    dims: int,
     more: Mapping[str, Tensor],
-    into: list[Tensor],
-    new: list[Tensor],
 ) -> bool:
-    """List the rows of a place, and those of a batch with so many dimensions; False if they do not fit."""
+    """Pair the rows of a place with those of a batch of so many dimensions; False if they do not fit.
+
+    ``more`` has what is stored beside the batch.
+    """
     if not (type(stored) is type(batch) is TensorDict):
         return False
     entries = batch._tensordict
@@ -181,12 +184,11 @@ def _paired(
                 or rows.dtype != value.dtype
             ):
                 return False
-            into.append(rows)
-            new.append(value)
-        elif not isinstance(value, TensorDict) or not _paired(
-            whole, value, dims, place, {}, into, new
-        ):
-            return False
+            pairs.append((rows, value))
+        else:
+            inner = isinstance(value, TensorDict)
+            if not (inner and _paired(whole, value, place, pairs, dims=dims, more={})):
+                return False
     return True
 
 

@@ -94,6 +94,7 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
 def policy_of(
     run: Path,
     which: Which,
+    *,
     where: str,
     trusted: bool,
     greedy: bool = True,
@@ -105,7 +106,7 @@ def policy_of(
     config = config_of(run, trusted)
     trust.check_file(run / BEST, run, trusted)
     acting = acting_of(config, deterministic=greedy)
-    trained = _loaded(run, which, where, config, acting, trusted)
+    trained = _loaded(acting, run, config, which, where=where, trusted=trusted)
     with making(config.env):
         envs = make_venv(acting.env, 1)
     envs.close()
@@ -124,7 +125,7 @@ def policy_of(
 
 
 def _loaded(
-    run: Path, which: Which, where: str, config: Config, acting: CheckpointPlayer, trusted: bool
+    acting: CheckpointPlayer, run: Path, config: Config, which: Which, *, where: str, trusted: bool
 ) -> Trained:
     """Give a player the weights that are asked for, which are the best or those of the checkpoint."""
     best = None

@@ -43,5 +43,10 @@ def load_policy(
     from rlsync.runs.life.kept import policy_of
 
     return policy_of(
-        Path(run).absolute(), which, f"load_policy({str(run)!r}, {which!r})", trust, greedy, device
+        Path(run).absolute(),
+        which,
+        where=f"load_policy({str(run)!r}, {which!r})",
+        trusted=trust,
+        greedy=greedy,
+        device=device,
     )

@@ -22,14 +22,13 @@ from rlsync import BoardClosed, ConfigError
 from rlsync.runs.actors.cluster.session import ClusterStatus
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
-from rlsync.runs.recipes.settings import THIS_MACHINE
+from rlsync.runs.recipes.settings import THIS_MACHINE, lag_in_words
 from rlsync.seams import (
     EVALUATOR,
     BoardHandle,
     BoardWatch,
     ReaderStatus,
     processes,
-    schedule,
     shared_file,
     whole_file,
 )
@@ -165,9 +164,7 @@ def lag_of(run: Path) -> str:
         config = yaml.safe_load((run / files.RESOLVED).read_text())
         collector = config["collector"]
         here = config["cluster"]["kind"] == THIS_MACHINE
-        return schedule.lag_in_words(
-            collector["lag"], in_process=here and collector["num_workers"] == 0
-        )
+        return lag_in_words(collector["lag"], in_process=here and collector["num_workers"] == 0)
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):  # another rlsync wrote it
         return ""
 

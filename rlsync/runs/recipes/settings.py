@@ -21,7 +21,6 @@ from rlsync.runs.recipes.env_settings import RenderedConfig as RenderedConfig
 from rlsync.runs.recipes.sync_settings import RouteConfig as RouteConfig
 from rlsync.runs.recipes.sync_settings import SyncConfig as SyncConfig
 from rlsync.runs.recipes.sync_settings import WhenConfig as WhenConfig
-from rlsync.seams import schedule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -349,7 +348,7 @@ class Config:
 
     def lag_facts(self) -> str:
         """How old the weights are that workers act with, in words."""
-        return schedule.lag_in_words(self.collector.lag, in_process=self.in_process)
+        return lag_in_words(self.collector.lag, in_process=self.in_process)
 
     def __post_init__(self) -> None:
         # Relative paths mean the working directory of now: an environment may change it later.
@@ -374,3 +373,16 @@ class Config:
         if self.cluster.here:
             return here
         return self.cluster.workers_per_node or here
+
+
+def lag_in_words(lag: int | None, *, in_process: bool = False) -> str:
+    """How old the weights are that workers act with; ``in_process``: the learner's own process acts."""
+    if in_process:
+        return "lag 0: the learner's own process acts between its updates"
+    if lag is None:
+        return "no fixed lag: workers act with the newest version"
+    if lag == 0:
+        return f"lag {lag}: workers wait for each update"
+    if lag < 2:
+        return f"lag {lag}: workers act while the learner learns"
+    return f"lag {lag}: workers act up to {lag} rollouts ahead of the learner"
