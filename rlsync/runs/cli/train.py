@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlsync import RlsyncError
 from rlsync.runs.config import command_line, own_hydra, trust
 from rlsync.runs.life.host import JobFailed, Lifeline, require_host, sweep_apart
-from rlsync.runs.life.job import Job, job_of, jobs_of, require_free_folder, words_for_hydra
+from rlsync.runs.life.job import Job, jobs_of, recorded_job, require_free_folder, words_of_sweep
 from rlsync.runs.life.output import EXIT_FAILED, exit_status
 from rlsync.runs.life.training import train_job
 from rlsync.runs.recipes.run_files import RESOLVED
@@ -25,19 +26,23 @@ def main(arguments: list[str]) -> int:
     line = command_line.read(arguments)
     if line.flags.help:
         print(help_text())
-    elif line.is_for_hydra:
-        if line.flags.experimental_rerun:  # the pickle that Hydra may leave in .hydra
-            pickled = Path(line.flags.experimental_rerun)
-            trust.check_file(pickled, pickled.absolute().parent.parent, line.trusted)
-        # these know where recipes lie
-        if line.errors:
-            words = line.flags.overrides
-        else:
-            words = line.overrides
-        own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, []))
+    elif line.flags.experimental_rerun or line.is_for_hydra:
+        _let_hydra_answer(line)
     else:
         return run_jobs(line, jobs_of(line))
     return 0
+
+
+def _let_hydra_answer(line: command_line.CommandLine) -> None:
+    """Let Hydra print what the flags ask for, or run a job anew of which it has left a pickle in ``.hydra``."""
+    if line.flags.experimental_rerun:
+        pickled = Path(line.flags.experimental_rerun)
+        trust.check_file(pickled, pickled.absolute().parent.parent, line.trusted)
+    if line.errors:
+        words = line.flags.overrides
+    else:
+        words = line.overrides  # these know where recipes lie
+    own_hydra.hand_over(line.flag_words, words, Task(line, []))
 
 
 def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
@@ -50,18 +55,44 @@ def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
         around = sweep_apart()
     try:
         with around as lifeline:
-            words = words_for_hydra(line, jobs)
-            own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, jobs, lifeline))
+            task = Task(line, jobs, lifeline)
+            if jobs and jobs[0].composed is not None:
+                words = [*jobs[0].words, *jobs[0].added]
+                own_hydra.run(line.flags, jobs[0].composed, words, task)
+            else:
+                own_hydra.hand_over(line.flag_words, words_of_sweep(line, jobs), task)
     except JobFailed as error:
         print(error, file=sys.stderr)
         return error.status
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What Hydra calls for each job, here or, pickled, in a process that a launcher starts."""
+
+    line: command_line.CommandLine
+    jobs: list[Job]
+    lifeline: Lifeline | None = None
+
+    def __call__(self, _: DictConfig) -> None:
+        about = HydraConfig.get()
+        if self.line.flags.experimental_rerun:
+            # as they were written, not yet interpolated
+            words: Any = OmegaConf.to_container(about.overrides)
+            job = recorded_job(self.line, [*words["hydra"], *words["task"]])
+        elif self.jobs[0].composed is None:
+            job = self.jobs[about.job.num]  # Hydra numbers the jobs of a sweep in this order
+        else:
+            job = self.jobs[0]
+        run_job(self.line, job, self.lifeline)
+
+
 def help_text() -> str:
-    groups = "\n".join(
-        f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items()
-    )
+    lines = []
+    for group, options in command_line.choices().items():
+        lines.append(f"  {group}={'|'.join(options)}")
+    groups = "\n".join(lines)
     return f"""usage: rlsync train [group=option | key=value ...]
 
 Trains a recipe in worker processes that adopt their weights from a board.
@@ -83,24 +114,19 @@ exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config
 130 after Ctrl-C, 141 if nobody reads the output any more, 128 and its number after another signal"""
 
 
-def run_job(
-    line: command_line.CommandLine, jobs: list[Job], lifeline: Lifeline | None = None
-) -> None:
+def run_job(line: command_line.CommandLine, job: Job, lifeline: Lifeline | None = None) -> None:
     """One run in the folder that Hydra has made.
 
     Raises SystemExit unless the run ended well; in a sweep JobFailed, after which the jobs that follow are
     run, unless a signal has ended this one.
     """
     about = HydraConfig.get()
-    # as they were written, not yet interpolated
-    words: Any = OmegaConf.to_container(about.overrides)
     parent = None if lifeline is None else lifeline.held()
     if parent is not None and parent.poll():
         raise JobFailed(
             f"job {about.job.num} was not begun", "the sweep was stopped", "start it by itself"
         )
     try:
-        job = job_of(line, jobs, [*words["hydra"], *words["task"]])
         job = job.placed(about.runtime.output_dir, line.config_dir)
         require_host(job)
         require_free_folder(job)  # which a key of Hydra's may have named

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import hydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from rlsync import ConfigError
@@ -43,37 +42,28 @@ class CommandLine:
 
     @property
     def is_for_hydra(self) -> bool:
-        """Whether Hydra alone answers: it prints help or information, reruns a job, or refuses the flags."""
+        """Whether Hydra alone answers: it prints help or information, or refuses the flags."""
         flags = self.flags
-        shows = flags.hydra_help or flags.shell_completion or flags.info or flags.experimental_rerun
-        return bool(shows or (flags.cfg and flags.multirun) or (flags.resolve and not flags.cfg))
+        shows = flags.hydra_help or flags.shell_completion or flags.info
+        runs = flags.multirun or flags.run
+        return bool(shows or (flags.cfg and runs) or (flags.resolve and not flags.cfg))
 
 
 def read(arguments: list[str]) -> CommandLine:
     """Split the arguments like Hydra, and a sweep into its jobs; own recipes can then be imported."""
-    parser = _parser()
-    flags, unknown = parser.parse_known_intermixed_args(arguments)
+    flags, unknown = _parser().parse_known_intermixed_args(arguments)
     if unknown:
-        option = unknown[0].partition("=")[0]
-        bare = unknown[0].lstrip("-")
-        near = user_input.nearest_name(
-            option, (name for action in parser._actions for name in action.option_strings)
-        )
-        if bare.partition("=")[0] in {each.name for each in fields(own_hydra.settings.Config)}:
-            near = ""
-        cure = (
-            user_input.did_you_mean(near)
-            or f"keys have no dashes: {bare if '=' in bare else f'{bare}=...'}"
-        )
-        raise ConfigError(f"no option {option!r}", "the command line", cure)
+        raise _no_option(unknown[0])
     errors: list[ConfigError] = []
-    own = None if flags.config_dir is None else Path(flags.config_dir).resolve()
-    if own is not None and not own.is_dir():
-        errors.append(
-            ConfigError(f"no folder {flags.config_dir!r}", "--config-dir", "check the path")
-        )
-        own = None
-    unusable = own_hydra.register(own)
+    config_dir = None
+    if flags.config_dir is not None:
+        config_dir = Path(flags.config_dir).resolve()
+        if not config_dir.is_dir():
+            problem = f"no folder {flags.config_dir!r}"
+            errors.append(ConfigError(problem, "--config-dir", "check the path"))
+            config_dir = None
+
+    unusable = own_hydra.register(config_dir)
     with own_hydra.initialised():
         overrides = []
         for word in flags.overrides:
@@ -81,17 +71,46 @@ def read(arguments: list[str]) -> CommandLine:
                 overrides.append(parsed(word))
             except ConfigError as error:
                 errors.append(error)
-        overrides = _with_search_path(overrides, own)
-        words = [str(o.input_line) for o in overrides]
+        overrides = _with_search_path(overrides, config_dir)
+        words = tuple(str(o.input_line) for o in overrides)
         sweeps = flags.multirun or _SWEEP in words
         if sweeps:
             jobs = _swept(overrides, errors)
         else:
             jobs = [_single(overrides, errors)]
-    flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
-    all_jobs = tuple(map(tuple, jobs))
-    found = (tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors))
-    return CommandLine(*found, unusable, flags.trust)
+    return CommandLine(
+        overrides=words,
+        jobs=tuple(map(tuple, jobs)),
+        sweeps=sweeps,
+        flags=flags,
+        flag_words=tuple(w for w in arguments if w not in (*flags.overrides, trust.FLAG)),
+        config_dir=config_dir,
+        errors=tuple(errors),
+        unusable=unusable,
+        trusted=flags.trust,
+    )
+
+
+def with_params(line: CommandLine, params: Mapping[str, str]) -> CommandLine:
+    """The line with the jobs that a config adds by ``hydra.sweeper.params``. Where Hydra is initialised."""
+    errors: list[ConfigError] = []
+    words = [f"{key}={values}" for key, values in params.items()]
+    overrides = list(map(parsed, [*words, *line.overrides]))
+    jobs = _swept(overrides, errors)
+    return replace(line, jobs=tuple(map(tuple, jobs)), errors=(*line.errors, *errors))
+
+
+def _no_option(word: str) -> ConfigError:
+    """The error for a word with a dash that is no option: an option mistyped, or a key."""
+    option = word.partition("=")[0]
+    bare = word.lstrip("-")
+    if bare.partition("=")[0] in {spec.name for spec in fields(own_hydra.settings.Config)}:
+        near = ""
+    else:
+        near = user_input.nearest_name(option, _parser()._option_string_actions)
+    key = bare if "=" in bare else f"{bare}=..."
+    cure = user_input.did_you_mean(near) or f"keys have no dashes: {key}"
+    return ConfigError(f"no option {option!r}", "the command line", cure)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,19 +129,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _with_search_path(overrides: list[Override], own: Path | None) -> list[Override]:
+def _with_search_path(overrides: list[Override], config_dir: Path | None) -> list[Override]:
     """The overrides with the folders of the user's and of installed recipes on Hydra's search path."""
-    folders = [*([own] if own else []), *registry.installed_config_folders()]
+    folders = list(registry.installed_config_folders())
+    if config_dir is not None:
+        folders = [config_dir, *folders]
     if not folders:
         return overrides
-    given = [o for o in overrides if str(o.key_or_group) == _SEARCH_PATH]
-    values = [o.value() for o in given]
-    paths = [
-        str(path) for value in values for path in (value if isinstance(value, list) else [value])
-    ]
+    paths: list[str] = []
+    others = []
+    for override in overrides:
+        if str(override.key_or_group) != _SEARCH_PATH:
+            others.append(override)
+            continue
+        value = override.value()
+        paths += map(str, value if isinstance(value, list) else [value])
     paths += [f"file://{folder}" for folder in folders]
     quoted = ",".join(f"'{path}'" for path in paths)
-    return [*(o for o in overrides if o not in given), parsed(f"{_SEARCH_PATH}=[{quoted}]")]
+    return [*others, parsed(f"{_SEARCH_PATH}=[{quoted}]")]
 
 
 def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[str]]:
@@ -132,7 +156,9 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
     unknown = [o for o in task if o.is_sweep_override() and not o.is_discrete_sweep()]
     goes_on = any(line.lstrip("+").startswith("hydra/sweeper") for line in hydras)
     if not unknown and not goes_on:
-        return [[*hydras, *job] for job in itertools.product(*map(values_of, task))]
+        # a key that is given twice has its last values, at its first place
+        values = {override.get_key_element(): values_of(override) for override in task}
+        return [[*hydras, *job] for job in itertools.product(*values.values())]
     if not goes_on:
         problem = f"Hydra's own sweeper cannot list the values of {unknown[0].input_line}"
         cure = "write key=a,b or key=range(0,3); other sweepers are plugins of Hydra: hydra/sweeper=..."
@@ -147,28 +173,24 @@ def values_of(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
-def spelled(word: str) -> str:
-    """An override as Hydra's sweeper spells it. Where Hydra is not initialised, too."""
-    override = OverridesParser.create().parse_override(word)
-    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
-
-
 def _single(overrides: list[Override], errors: list[ConfigError]) -> list[str]:
+    words = []
     for override in overrides:
+        line = str(override.input_line)
         if override.is_sweep_override():
             key = override.get_key_element()
             values = override.get_value_string()
             cure = f"add -m to run them all, or write {key}=[{values}] for a list"
-            errors.append(
-                ConfigError(f"{key} has several values", f"override {override.input_line}", cure)
-            )
-    return [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+            errors.append(ConfigError(f"{key} has several values", f"override {line}", cure))
+        else:
+            words.append(line)
+    return words
 
 
 def choices() -> dict[str, list[str]]:
     """Every config group a user may choose from, with its options; installed recipes included."""
     own_hydra.register()
     with own_hydra.initialised():
-        own = [str(o.input_line) for o in _with_search_path([], None)]
+        words = [str(o.input_line) for o in _with_search_path([], None)]
         groups = own_hydra.group_names()
-        return {group: own_hydra.options(group, own_hydra.CONFIG_NAME, own) for group in groups}
+        return {group: own_hydra.options(group, own_hydra.CONFIG_NAME, words) for group in groups}

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -40,9 +40,17 @@ Choices = Mapping[str, Any]  #: the option that was chosen in each config group
 @dataclass(frozen=True, slots=True)
 class Composition:
     config: Config  # typed; its values are not checked against their bounds
-    choices: Choices
+    composed: DictConfig  # what it was made of, with Hydra's own part: a job that Hydra can run
     # what rlsync adds to the user's overrides, so that Hydra composes the same
     added: tuple[str, ...]
+
+    @property
+    def choices(self) -> Choices:
+        return choices_of(self.composed)
+
+
+def choices_of(composed: DictConfig) -> Choices:
+    return dict(composed.hydra.runtime.choices)
 
 
 def composition(
@@ -67,49 +75,79 @@ class _Composing:
         self._overrides = [parsed(word) for word in words]
         self._groups = own_hydra.group_names()
         self._hydras = [str(o.input_line) for o in self._overrides if o.is_hydra_override()]
-        #: Decide which keys there are: options of groups, and the run that is resumed.
         self._options = [o for o in self._overrides if key_of(o) in self._groups]
+        #: Decide which keys there are: options of groups, and the run that is resumed.
         self._deciding = [*self._options, *(o for o in self._overrides if key_of(o) == "resume")]
-        self._used = [*self._hydras, *(str(o.input_line) for o in self._deciding)]
 
     def composed(self) -> Composition | None:
         """The config; None if an option is wrong, for then nobody knows what the keys are."""
         self._check_options()
         if self.errors:
             return None
-        config, choices = _composed(self._line, self._used)
-        added = self._what_fits(config, choices)
+        words = [*self._hydras, *(str(o.input_line) for o in self._deciding)]
+        config = own_hydra.composed(self._line.config_name, words)
+        added = self._what_fits(config)
         if added:
-            # Hydra composes a second time, for what fits depends on the options that the first one has found.
-            self._used += added
-            config, choices = _composed(self._line, self._used)
-        config, choices = self._with_keys(config, choices)
-        if self._line.sweeps and choices.get(own_hydra.SWEEPER) not in own_hydra.BASIC:
-            self.errors.append(refusals.of_sweeper(str(choices[own_hydra.SWEEPER])))
-        return Composition(_typed(config, self._line.folder), choices, tuple(added))
+            # Only what was composed tells the environment and the run that is resumed. The files that fit these
+            # go below those that were merged already, so Hydra begins anew.
+            words += added
+            config = own_hydra.composed(self._line.config_name, words)
+        config = self._with_keys(config, words)
+        sweeper = choices_of(config).get(own_hydra.SWEEPER)
+        if self._line.sweeps and sweeper not in own_hydra.BASIC:
+            self.errors.append(refusals.of_sweeper(str(sweeper)))
+        typed = _typed(own_hydra.job_part(config), self._line.folder)
+        self._record(config, typed, added)
+        return Composition(typed, config, tuple(added))
 
     def _check_options(self) -> None:
         for option in self._options:
-            offered = own_hydra.options(
-                key_of(option), config_name=self._line.config_name, own=self._hydras
-            )
+            offered = self._options_of(key_of(option))
             self.errors += refusals.of_option(option, offered, self._line.unusable)
 
-    def _what_fits(self, config: DictConfig, choices: Choices) -> list[str]:
+    def _options_of(self, group: str) -> list[str]:
+        return own_hydra.options(group, self._line.config_name, self._hydras)
+
+    def _what_fits(self, base: DictConfig) -> list[str]:
         """The overrides that bring in the run that is resumed, or else what is tuned for the environment."""
-        before = None
-        resume = OmegaConf.select(config, "resume")
+        file = None
+        resume = OmegaConf.select(base, "resume")
         if resume is not None:
             run = self._line.folder / str(resume)
-            before = file_before(run)
-            if resume and before is None and checkpoint_at(run) is None:
+            file = file_before(run)
+            if resume and file is None and checkpoint_at(run) is None:
                 # and the keys of the run's recipe are not known
                 self.errors.append(nothing_in(str(run)))
-        return _added(self._line, self._overrides, config, choices, self._hydras, before)
+        if file is None:
+            return self._tuned(base)
 
-    def _with_keys(self, config: DictConfig, choices: Choices) -> tuple[DictConfig, Choices]:
+        before = written(file, trusted=self._line.trusted, config_dir=self._line.config_dir)
+        replaced = set(map(key_of, self._overrides))
+        keys = [key for key in trust.CODE if replaced.isdisjoint((key, key.partition(".")[0]))]
+        trust.check_code(before, keys, file, self._line.trusted)
+        return _on_top_of(before, base, self._overrides)
+
+    def _tuned(self, base: DictConfig) -> list[str]:
+        """The override that chooses what is tuned for the environment, if Hydra has not chosen it."""
+        choices = choices_of(base)
+        if TUNED not in choices or TUNED in map(key_of, self._overrides):
+            return []  # the user's primary config is another one, or the user has chosen
+        options = self._options_of(TUNED)
+        env_id = base.env.id
+        for override in self._overrides:
+            if key_of(override) == "env.id":
+                env_id = str(override.value())
+        fits = _fitting(choices, base.env, env_id, options, self._line.config_dir)
+        chosen = choices[TUNED]
+        if fits == chosen or (fits is None and chosen not in options):
+            return []
+        if fits is None:
+            return [f"~{TUNED}"]
+        return [f"{TUNED}={fits}"]
+
+    def _with_keys(self, config: DictConfig, words: list[str]) -> DictConfig:
         """The config with the keys that the overrides set; those that name no key are errors."""
-        known = list(refusals.keys_of(config))
+        known = list(refusals.keys_of(own_hydra.job_part(config)))
         keys = []
         for override in self._overrides:
             if override in self._deciding or override.is_hydra_override():
@@ -120,27 +158,22 @@ class _Composing:
             self.errors += wrong
 
         outer = {key_of(key) for key in keys if "." not in key_of(key)}
-        names_group = False
-        if outer:
-            top = own_hydra.options("", self._line.config_name, self._hydras)
-            names_group = not outer.isdisjoint(top)
-        changes_keys = any(
-            k.is_add() or k.is_force_add() or k.is_delete() or k.package for k in keys
-        )
-        if names_group or changes_keys:
-            # A folder of the user's makes a group of a key, or keys come and go: that is Hydra's to do.
-            return _composed(self._line, [*self._used, *(str(key.input_line) for key in keys)])
+        if outer and not outer.isdisjoint(self._options_of("")):
+            # A folder of the user's makes a group of a key: its files are for Hydra to merge.
+            lines = [str(key.input_line) for key in keys]
+            return own_hydra.composed(self._line.config_name, [*words, *lines])
         own_hydra.set_keys(config, keys)
-        return config, choices
+        return config
 
-
-def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choices]:
-    """A config without Hydra's part, and the choices that made it."""
-    config = own_hydra.composed(line.config_name, words)
-    choices = dict(config.hydra.runtime.choices)
-    with open_dict(config):
-        del config["hydra"]
-    return config, choices
+    def _record(self, config: DictConfig, typed: Config, added: list[str]) -> None:
+        """Note all overrides in the config, and let Hydra write to the run's folder: a run has one."""
+        overrides = [*self._overrides, *map(parsed, added)]
+        has_folder = "hydra.run.dir" in map(key_of, overrides)
+        if typed.run_dir and not self._line.sweeps and not has_folder:
+            folder = parsed("hydra.run.dir=${run_dir}")
+            own_hydra.set_keys(config, [folder])
+            overrides.append(folder)
+        own_hydra.record(config, overrides)
 
 
 def _typed(config: DictConfig, folder: Path) -> Config:
@@ -158,33 +191,12 @@ def _typed(config: DictConfig, folder: Path) -> Config:
     return typed
 
 
-def _added(
-    line: CommandLine,
-    overrides: list[Override],
-    base: DictConfig,
-    choices: Choices,
-    hydras: list[str],
-    file: Path | None,
-) -> list[str]:
-    """The overrides that bring in the run resumed, whose config is ``file``, or else what fits the env."""
-    if file is not None:
-        before = written(file, trusted=line.trusted, config_dir=line.config_dir)
-        replaced = {key_of(word) for word in overrides}
-        keys = [key for key in trust.CODE if replaced.isdisjoint((key, key.partition(".")[0]))]
-        trust.check_code(before, keys, file, line.trusted)
-        return _on_top_of(before, base, choices, overrides)
-    if TUNED not in choices or any(key_of(o) == TUNED for o in overrides):
-        return []  # the user's primary config is another one, or the user has chosen
-    tuned = own_hydra.options(TUNED, line.config_name, hydras)
-    ids = [str(o.value()) for o in overrides if key_of(o) == "env.id"]
-    fits = _fitting(choices, base.env, [base.env.id, *ids][-1], tuned, line.config_dir)
-    if fits == (choices[TUNED] if choices[TUNED] in tuned else None):
-        return []
-    return [f"~{TUNED}" if fits is None else f"{TUNED}={fits}"]
-
-
 def _fitting(
-    choices: Choices, env: DictConfig, env_id: str, options: Collection[str], own: Path | None
+    choices: Choices,
+    env: DictConfig,
+    env_id: str,
+    options: Collection[str],
+    config_dir: Path | None,
 ) -> str | None:
     """The tuned settings that fit, or None.
 
@@ -192,7 +204,7 @@ def _fitting(
     :attr:`EnvConfig.kind`. An environment and its picture have one id, and are different tasks: files for
     pictures have names that begin with ``rendered``.
     """
-    files = {file.name: file.path for file in shipped.groups(own).get(ENV, [])}
+    files = {file.name: file.path for file in shipped.groups(config_dir).get(ENV, [])}
 
     def id_of(name: str) -> str:
         if name in files:
@@ -219,10 +231,10 @@ def _fitting(
     return None
 
 
-def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
+def told(choices: Choices, config: Config, config_dir: Path | None) -> dict[str, str]:
     """Where the settings of a run come from, what it plays, who acts, and when it ends."""
     recipe = config.recipe
-    files = {file.name: file for file in shipped.groups(own).get(TUNED, [])}
+    files = {file.name: file for file in shipped.groups(config_dir).get(TUNED, [])}
     tuned = files.get(str(choices.get(TUNED)))
     origin = f"{RECIPE}/{choices.get(RECIPE)}"
     if config.resume is not None:
@@ -230,16 +242,23 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     elif tuned is None:
         origin += f" alone: general settings, not tuned for {config.env.id}"
     else:
-        about = tuned.description()
-        origin += f" with {tuned}" + (f" ({about})" if about else "")
+        origin += f" with {tuned}"
+        if about := tuned.description():
+            origin += f" ({about})"
+
     goal = recipe.goal()
     ends = f"after {recipe.total_frames:,} frames"
-    ends = f"{goal}, or {ends}" if goal else f"{ends}; no target return is set"
-    where = "" if config.cluster.here else " on each node"
+    if goal:
+        ends = f"{goal}, or {ends}"
+    else:
+        ends += "; no target return is set"
+
     if config.in_process:
         workers = "none"
+    elif config.cluster.here:
+        workers = str(config.workers_per_node)
     else:
-        workers = f"{config.workers_per_node}{where}"
+        workers = f"{config.workers_per_node} on each node"
     return {
         "settings": origin,
         "plays": config.env.facts(),
@@ -248,9 +267,7 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     }
 
 
-def _on_top_of(
-    before: Config, base: DictConfig, choices: Choices, overrides: list[Override]
-) -> list[str]:
+def _on_top_of(before: Config, base: DictConfig, overrides: list[Override]) -> list[str]:
     """The overrides with which Hydra composes on top of the run before.
 
     Groups that the line does not name get the option ``_resumed_run_``, and one more brings in what belongs
@@ -271,45 +288,50 @@ def _on_top_of(
     for word in overrides:  # Hydra adds no key that is there already
         if word.is_add() and (key := key_of(word)).startswith("env.kwargs."):
             had.env.kwargs.pop(key.removeprefix("env.kwargs."), None)
+
     last = {name: had[name] for name in had if name not in (*OF_ONE_RUN, RECIPE, *_TOLD_BY)}
     # where its recipe lies; --config-dir may name another folder
     last["config_dir"] = before.config_dir
+    choices = choices_of(base)
     words = []
     for group in (RECIPE, *_TOLD_BY):
         if group not in chosen:
             own_hydra.store(group, BEFORE, had[group])
             # a primary config of the user's may lack the group
             if group in choices:
-                sign = ""
+                words.append(f"{group}={BEFORE}")
             else:
-                sign = "+"
-            words.append(f"{sign}{group}={BEFORE}")
+                words.append(f"+{group}={BEFORE}")
         same = group not in chosen or group == RECIPE
         if same or base[group][_TOLD_BY[group]] in ("", had[group][_TOLD_BY[group]]):
             last[group] = had[group]  # once more: a recipe's file sets keys of other groups, too
         else:
-            # the keys that no resumed run can change
             settings: Any = OmegaConf.get_type(had[group])
-            kept = [spec.name for spec in fields(settings) if "kept" in spec.metadata]
-            last[group] = {name: had[group][name] for name in kept}
+            unchangeable = [spec.name for spec in fields(settings) if "kept" in spec.metadata]
+            last[group] = {name: had[group][name] for name in unchangeable}
     own_hydra.store(BEFORE, BEFORE, OmegaConf.create(last), package="_global_")
     return [*words, f"+{BEFORE}={BEFORE}"]
 
 
 def nothing_in(folder: str) -> ConfigError:
     """The error for a folder without a checkpoint, which a run cannot resume."""
-    said = "holds no checkpoint" if Path(folder).is_dir() else "does not exist"
+    if Path(folder).is_dir():
+        problem = f"cannot resume: {folder!r} holds no checkpoint"
+    else:
+        problem = f"cannot resume: {folder!r} does not exist"
     cure = f"give a run folder that has a {CHECKPOINT}/ in it, or the checkpoint folder itself"
-    return ConfigError(f"cannot resume: {folder!r} {said}", f"resume={folder}", cure)
+    return ConfigError(problem, f"resume={folder}", cure)
 
 
 def file_before(folder: Path) -> Path | None:
     """The config beside the checkpoint in a folder, or of the population there; None if there is none."""
-    checkpoint = checkpoint_at(folder)
-    file = None if checkpoint is None else checkpoint.parent / RESOLVED
     if (folder / AGENTS).is_dir():
         file = folder / RESOLVED
-    if file is not None and file.is_file():
+    elif (checkpoint := checkpoint_at(folder)) is not None:
+        file = checkpoint.parent / RESOLVED
+    else:
+        return None
+    if file.is_file():
         return file
     return None
 
@@ -321,33 +343,33 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
     where a run cannot go on as it was. A recipe that lies beside a folder of the user's is imported from
     there: if this user did not start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
     """
-    found = trust.config_in(file)
+    config = trust.config_in(file)
     try:
-        own, at = (OmegaConf.select(found, key) for key in ("config_dir", "recipe._recipe_"))
-        if not isinstance(name := OmegaConf.select(found, "recipe.name"), str):
+        before = OmegaConf.select(config, "config_dir")
+        place = OmegaConf.select(config, "recipe._recipe_")
+        name = OmegaConf.select(config, "recipe.name")
+        if not isinstance(name, str):
             raise trust.unreadable("it names no recipe, so it was cut or changed", file)
         named_here = (
-            config_dir is not None and (name, at) in own_hydra.named_in(config_dir).values()
+            config_dir is not None and (name, place) in own_hydra.named_in(config_dir).values()
         )
-        if at is not None and not named_here:
+        if place is not None and not named_here:
             if not trusted and not trust.is_mine(file.parent):
-                trust.refuse(f"its recipe is the code of {at}", file)
-            if own is not None:
-                look_beside(Path(own))
-        settings = recipe_named(name, f"{file}, recipe.name", at).settings()
-        of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
+                trust.refuse(f"its recipe is the code of {place}", file)
+            if before is not None:
+                look_beside(Path(before))
+        settings = recipe_named(name, f"{file}, recipe.name", place).settings()
+        of_its_kind = settings_with(OmegaConf.select(config, "env", default={}))
         known = own_hydra.writable(Config(env=of_its_kind, recipe=settings))
-        model, now = (OmegaConf.select(each, "recipe.model", default={}) for each in (found, known))
-        if isinstance(model, DictConfig) and "bfloat16" not in now and model.pop("bfloat16", False):
-            found.recipe.update_dtype = BFLOAT16  # its key before
-        _take_lag_for_kind(found, file)
-        _require_map_of_now(found, file)
-        _leave_out_what_has_gone(found, known)
-        config = OmegaConf.to_object(OmegaConf.merge(known, found))
+        _take_dtype_for_bfloat16(config, known)
+        _take_lag_for_kind(config, file)
+        _require_map_of_now(config, file)
+        _leave_out_what_has_gone(config, known)
+        typed = OmegaConf.to_object(OmegaConf.merge(known, config))
     except (OmegaConfBaseException, OSError) as error:
         raise trust.unreadable(first_line(error), file) from error
-    assert isinstance(config, Config)
-    return config
+    assert isinstance(typed, Config)
+    return typed
 
 
 #: What configs of earlier runs have, and changed nothing that was learned: agents that outlived a killed
@@ -362,9 +384,19 @@ _KINDS: Mapping[str, Mapping[str, int | None]] = {
 }
 
 
-def _take_lag_for_kind(found: Any, file: Path) -> None:
+def _take_dtype_for_bfloat16(config: DictConfig, known: DictConfig) -> None:
+    """Say by ``recipe.update_dtype`` what an earlier rlsync said by ``recipe.model.bfloat16``."""
+    model = OmegaConf.select(config, "recipe.model", default={})
+    model_now = OmegaConf.select(known, "recipe.model", default={})
+    if not isinstance(model, DictConfig) or "bfloat16" in model_now:
+        return
+    if model.pop("bfloat16", False):
+        config.recipe.update_dtype = BFLOAT16
+
+
+def _take_lag_for_kind(config: DictConfig, file: Path) -> None:
     """Say in keys of now what an earlier rlsync said by ``collector.kind`` and ``collector.transport``."""
-    collector = OmegaConf.select(found, "collector")
+    collector = OmegaConf.select(config, "collector")
     if not isinstance(collector, DictConfig):
         return
     kind = collector.get("kind")
@@ -383,11 +415,11 @@ def _take_lag_for_kind(found: Any, file: Path) -> None:
     collector.update(keys)
 
 
-def _require_map_of_now(found: Any, file: Path) -> None:
+def _require_map_of_now(config: DictConfig, file: Path) -> None:
     """Refuse the sync map of an earlier td3, whose workers had a module with the noise around the actor."""
-    routes = OmegaConf.select(found, "sync.map", default=[])
+    routes = OmegaConf.select(config, "sync.map", default=[])
     destinations = [str(OmegaConf.select(route, "destination")) for route in routes]
-    if OmegaConf.select(found, "recipe.name") == "td3" and "policy.module[0]" in destinations:
+    if OmegaConf.select(config, "recipe.name") == "td3" and "policy.module[0]" in destinations:
         problem = (
             "the workers of td3 have the actor as 'policy' now, and no more as 'policy.module[0]'"
         )
@@ -395,13 +427,13 @@ def _require_map_of_now(found: Any, file: Path) -> None:
         raise ConfigError(problem, f"{file}, sync.map", cure)
 
 
-def _leave_out_what_has_gone(found: Any, known: Any) -> None:
-    if not isinstance(found, DictConfig) or not isinstance(known, DictConfig):
+def _leave_out_what_has_gone(config: Any, known: Any) -> None:
+    if not isinstance(config, DictConfig) or not isinstance(known, DictConfig):
         return
-    for key in list(found):
+    for key in list(config):
         if key in known:
-            _leave_out_what_has_gone(found[key], known[key])
+            _leave_out_what_has_gone(config[key], known[key])
         elif is_dataclass(OmegaConf.get_type(known)) and (
-            found[key] is None or key in _CHANGED_NOTHING
+            config[key] is None or key in _CHANGED_NOTHING
         ):
-            del found[key]
+            del config[key]

@@ -1,9 +1,11 @@
-"""rlsync's use of Hydra, as far as Hydra documents it: types and folders, keys, and jobs to hand over."""
+"""rlsync's use of Hydra: types and folders, keys, and jobs to hand over. All private names of Hydra's are here."""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache, wraps
@@ -12,13 +14,15 @@ from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, HydraException
+from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
-from omegaconf import Container, DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -246,22 +250,89 @@ def composed(config_name: str, words: Sequence[str]) -> DictConfig:
         return compose(config_name, list(words), return_hydra_config=True)
 
 
-def set_keys(config: DictConfig, overrides: list[Override]) -> None:
-    """Set keys that a composed config has, as Hydra does after it has composed."""
+def job_part(config: DictConfig) -> DictConfig:
+    """A copy of a composed config without Hydra's own part, as Hydra gives it to a job."""
+    part = copy.deepcopy(config)
+    with read_write(part), open_dict(part):
+        del part["hydra"]
+    return part
+
+
+def set_keys(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Set, add and leave out keys of a composed config, as Hydra does once it has merged the files."""
     for override in overrides:
-        try:
-            with stumbles(str(override.input_line)):
-                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-        except OmegaConfBaseException as error:
-            raise ConfigCompositionException(
-                f"Error merging override {override.input_line}"
-            ) from error
+        with stumbles(str(override.input_line)):
+            ConfigLoaderImpl._apply_overrides_to_config([override], config)
+
+
+def record(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Note all overrides in Hydra's part, for some were set after Hydra had composed."""
+    task = [override for override in overrides if not override.is_hydra_override()]
+    job = config.hydra.job
+    config.hydra.overrides.hydra = [o.input_line for o in overrides if o.is_hydra_override()]
+    config.hydra.overrides.task = [override.input_line for override in task]
+    job.override_dirname = get_overrides_dirname(
+        overrides=task,
+        exclude_keys=job.config.override_dirname.exclude_keys,
+        item_sep=job.config.override_dirname.item_sep,
+        kv_sep=job.config.override_dirname.kv_sep,
+    )
+
+
+def asks_for_sweep(config: DictConfig) -> bool:
+    """Whether the files of a composed config ask for a sweep, which nobody has asked for by ``-m``."""
+    return bool(config.hydra.mode == RunMode.MULTIRUN)
+
+
+def sweeper_params(config: DictConfig, sweeps: bool) -> dict[str, str]:
+    """The values that the files of a composed config give to keys in a sweep, if it is one."""
+    if sweeps or asks_for_sweep(config):
+        return dict(config.hydra.sweeper.get("params") or {})
+    return {}
+
+
+def run(
+    flags: Namespace, config: DictConfig, words: Sequence[str], task: Callable[[DictConfig], None]
+) -> None:
+    """Let Hydra run one job, composed already, in a folder of its own; or print what ``--cfg`` asks for."""
+    with _handed(words, task) as noted, initialised(flags.config_path):
+        main = GlobalHydra.instance().hydra
+        assert main is not None
+        # Hydra takes this one wherever it would compose
+        main.config_loader.load_configuration = lambda **_: copy.deepcopy(config)  # type: ignore[method-assign]
+        name = config.hydra.job.config_name
+        if flags.cfg is None:
+            main.run(name, noted, list(words))
+        else:
+            main.show_cfg(name, list(words), flags.cfg, flags.package, flags.resolve)
 
 
 def hand_over(
     flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]
 ) -> None:
-    """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
+    """Let Hydra read a command line: it runs a sweep, or prints what the flags ask for."""
+    words_before = sys.argv
+    shown_before = os.environ.get(_FULL_ERROR)
+    sys.argv = ["rlsync train", *flags, *words]
+    os.environ[_FULL_ERROR] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
+    try:
+        with _handed(words, task) as noted, _apart():
+            main = hydra.main(
+                version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME
+            )
+            main(noted)()
+    finally:
+        sys.argv = words_before
+        del os.environ[_FULL_ERROR]
+        if shown_before is not None:
+            os.environ[_FULL_ERROR] = shown_before
+
+
+@contextmanager
+def _handed(
+    words: Sequence[str], task: Callable[[DictConfig], None]
+) -> Iterator[Callable[[DictConfig], None]]:
+    """The task as Hydra is to call it. An error before that is one of these words; after it, the task's own."""
     begun: list[DictConfig] = []
 
     @wraps(task)  # Hydra names jobs by its module
@@ -270,22 +341,9 @@ def hand_over(
         with _in_place():  # Hydra takes the folder of a sweep's next job from the working directory
             task(config)
 
-    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(
-        noted
-    )
-    words_before = sys.argv
-    shown_before = os.environ.get(_FULL_ERROR)
-    sys.argv = ["rlsync train", *flags, *words]
-    os.environ[_FULL_ERROR] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
     try:
-        with _apart():
-            app()
+        yield noted
     except Exception as error:
         if begun or isinstance(error, RlsyncError | OSError):
             raise
         raise refusals.of_composition(error, words) from error
-    finally:
-        sys.argv = words_before
-        del os.environ[_FULL_ERROR]
-        if shown_before is not None:
-            os.environ[_FULL_ERROR] = shown_before

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from omegaconf import DictConfig
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.config import own_hydra
-from rlsync.runs.config.command_line import CommandLine, spelled
-from rlsync.runs.config.composing import BEFORE, composition, file_before, told, written
+from rlsync.runs.config.command_line import CommandLine, with_params
+from rlsync.runs.config.composing import (
+    BEFORE,
+    Composition,
+    composition,
+    file_before,
+    told,
+    written,
+)
 from rlsync.runs.life.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.runs.life.state import learner_in
 from rlsync.runs.recipes import checks
@@ -44,6 +52,8 @@ class Job:
     told: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()  # the overrides of the command line that made it
     added: tuple[str, ...] = ()  # what rlsync adds to them, so that Hydra composes the same config
+    # what Hydra has composed of both, with its own part; None in a sweep: there Hydra composes itself
+    composed: DictConfig | None = None
     trusted: bool = False  # whether code may run that the folder of the run before holds or names
     # of a population, by number; else empty
     agents: Mapping[int, Config] = field(default_factory=dict)
@@ -58,13 +68,13 @@ class Job:
         trainer = self.recipe.build(self.config, self.spaces, shared=self.shared)
         device = Run(self.config).device
         loss = trainer.loss_module
-        kept = getattr(loss, "actor_network", None) or getattr(loss, "value_network", None)
+        network = getattr(loss, "actor_network", None) or getattr(loss, "value_network", None)
         elsewhere = {str(p.device) for p in loss.parameters() if p.device != device}
         if elsewhere:
             where = "learner.device"
             problem = f"trains on {', '.join(elsewhere)}, not on {device}"
             cure = "let its build() move the networks to run.device before it makes the loss"
-        elif kept is not None and set(kept.state_dict()) != set(acts.state_dict()):
+        elif network is not None and set(network.state_dict()) != set(acts.state_dict()):
             where = "acting"
             problem = "returned another network there than the one that a checkpoint keeps"
             cure = "let it return one like the loss module's actor_network, else like its value_network"
@@ -84,15 +94,15 @@ class Job:
 
     def placed(self, run_dir: str, config_dir: Path | None) -> Job:
         """The same job with the folder it writes to (the config's own wins) and that of ``--config-dir``."""
-        own = self.config.config_dir if config_dir is None else str(config_dir)
-        config = replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=own)
-        agents = {
-            number: replace(
-                agent, run_dir=str(agent_folder(str(config.run_dir), number)), config_dir=own
-            )
-            for number, agent in self.agents.items()
-        }
-        return replace(self, config=config, agents=agents)
+        recipes = self.config.config_dir
+        if config_dir is not None:
+            recipes = str(config_dir)
+        whole = replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=recipes)
+        agents = {}
+        for number, agent in self.agents.items():
+            folder = str(agent_folder(str(whole.run_dir), number))
+            agents[number] = replace(agent, run_dir=folder, config_dir=recipes)
+        return replace(self, config=whole, agents=agents)
 
 
 def examined(
@@ -110,28 +120,36 @@ def examined(
 
     recipe = tried(lambda: recipe_of(config))
     spaces = None
-    found = None
-    before = None
     if recipe is not None and config.env.id:
         spaces = tried(lambda: recipe.probe(config.env))
         if spaces is not None and not errors:
             tried(lambda: require_screen(config))
+    resumed = None
+    before = None
     if config.resume is not None:
-        found = tried(lambda: checkpoint_in(str(config.resume), trusted))
-        if (file := file_before(Path(config.resume))) is not None:
-            before = tried(lambda: written(file, trusted=trusted, config_dir=config_dir))
-        if before is not None:
-            errors += change_errors(before, config)
+        resumed = tried(lambda: checkpoint_in(str(config.resume), trusted))
+        before = tried(lambda: _config_before(config, trusted, config_dir))
+    if before is not None:
+        errors += change_errors(before, config)
     if recipe is None or errors:
         return None, errors
-    changed = None if before is None else changes(before, config)
-    checkpoint = None if found is None else found.checkpoint
-    if checkpoint is not None:
-        tried(lambda: require_fit(recipe, config, spaces, checkpoint, changed or []))
-    facts = {} if found is None else {"resumes": str(found)}
-    job = Job(config, recipe, spaces, checkpoint, changed, facts, trusted=trusted)
+
+    job = Job(config, recipe, spaces, checkpoint=None, trusted=trusted)
+    if before is not None:
+        job = replace(job, changes=changes(before, config))
+    if resumed is not None:
+        job = replace(job, checkpoint=resumed.checkpoint, told={"resumes": str(resumed)})
+        tried(lambda: require_fit(recipe, config, spaces, resumed.checkpoint, job.changes or []))
     tried(lambda: require_free_folder(job))
     return (None if errors else job), errors
+
+
+def _config_before(config: Config, trusted: bool, config_dir: Path | None) -> Config | None:
+    """The config of the run that is resumed, if it is known."""
+    file = file_before(Path(str(config.resume)))
+    if file is None:
+        return None
+    return written(file, trusted=trusted, config_dir=config_dir)
 
 
 def require_free_folder(job: Job) -> None:
@@ -177,42 +195,14 @@ class ManyErrors(ConfigError):
 def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
     """The jobs of a line that nothing is wrong with, and each error once; no worker is started."""
     jobs: list[Job] = []
-    errors: list[RlsyncError] = list(line.errors)
+    errors: list[RlsyncError] = []
     with own_hydra.initialised(line.flags.config_path):
-        for words in line.jobs:
-            made, faults = composition(line, words)
-            errors += faults
-            if made is None:
-                continue
-            recipe: Any = made.config.recipe
-            population = recipe.population() > 1
-            # each agent has a checkpoint of its own
-            resume = None if population else made.config.resume
-            config = replace(made.config, resume=resume)
-            job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
+        line, compositions = _composed(line)
+        errors += line.errors
+        for words, (composed, faults) in zip(line.jobs, compositions, strict=True):
+            job, wrong = _examined_job(line, words, composed, faults)
             errors += wrong
-            if job is not None and not faults:
-                facts = told(made.choices, made.config, line.config_dir)
-                apart = line.sweeps and made.choices.get(own_hydra.LAUNCHER) not in own_hydra.BASIC
-                job = replace(
-                    job,
-                    told={**facts, **job.told},
-                    words=tuple(words),
-                    added=made.added,
-                    apart=apart,
-                )
-                if population:
-                    # loads what no other run needs
-                    from rlsync.runs.life.population import agents_of
-
-                    agents, wrong = agents_of(line, words, made.config)
-                    errors += wrong
-                    facts["agents"] = (
-                        f"{recipe.agents}, which differ in {recipe.vary or 'their seeds'}"
-                    )
-                    job = replace(
-                        job, config=made.config, agents=agents, told={**job.told, **facts}
-                    )
+            if job is not None:
                 jobs.append(job)
     errors += _shared_folders(jobs)
     once: dict[tuple[str, str], RlsyncError] = {}
@@ -221,54 +211,108 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
     return jobs, list(once.values())
 
 
+def _composed(
+    line: CommandLine,
+) -> tuple[CommandLine, list[tuple[Composition | None, list[ConfigError]]]]:
+    """What the jobs of a line are composed to; and the line with the jobs that a config adds to a sweep."""
+    compositions = [composition(line, words) for words in line.jobs]
+    for composed, _ in compositions[:1]:
+        if composed is None:
+            continue
+        params = own_hydra.sweeper_params(composed.composed, line.sweeps)
+        if params:
+            line = with_params(line, params)
+            compositions = [composition(line, words) for words in line.jobs]
+    return line, compositions
+
+
+def _examined_job(
+    line: CommandLine,
+    words: Sequence[str],
+    composed: Composition | None,
+    faults: Sequence[RlsyncError],
+) -> tuple[Job | None, list[RlsyncError]]:
+    """The job that was composed of these words, or None if anything is wrong; ``faults`` was already."""
+    errors = [*faults]
+    if composed is None:
+        return None, errors
+
+    whole = composed.config
+    recipe: Any = whole.recipe
+    population = recipe.population() > 1
+    if population:  # each agent has a checkpoint of its own
+        config = replace(whole, resume=None)
+    else:
+        config = whole
+    job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
+    errors += wrong
+    if job is None or faults:
+        return None, errors
+
+    sweeps = line.sweeps or own_hydra.asks_for_sweep(composed.composed)
+    facts = {**told(composed.choices, whole, line.config_dir), **job.told}
+    agents: Mapping[int, Config] = {}
+    if population:
+        facts["agents"] = f"{recipe.agents}, which differ in {recipe.vary or 'their seeds'}"
+        # It loads what no other run needs.
+        from rlsync.runs.life.population import agents_of
+
+        agents, wrong = agents_of(line, words, whole)
+        errors += wrong
+    job = replace(
+        job,
+        config=whole,
+        told=facts,
+        words=tuple(words),
+        added=composed.added,
+        composed=None if sweeps else composed.composed,
+        agents=agents,
+        apart=line.sweeps and composed.choices.get(own_hydra.LAUNCHER) not in own_hydra.BASIC,
+    )
+    return job, errors
+
+
 def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:
-    counts = Counter(job.config.run_dir for job in jobs if job.config.run_dir is not None)
-    return [
-        ConfigError(
-            f"{count} jobs of the sweep would write to the folder {folder}",
-            f"run_dir={folder}",
-            f"leave it out, or write hydra.sweep.dir={folder}: each job gets a folder of its own in there",
-        )
-        for folder, count in counts.items()
-        if count > 1
-    ]
+    errors: list[RlsyncError] = []
+    folders = Counter(job.config.run_dir for job in jobs)
+    del folders[None]
+    for folder, count in folders.items():
+        if count > 1:
+            problem = f"{count} jobs of the sweep would write to the folder {folder}"
+            cure = f"leave it out, or write hydra.sweep.dir={folder}: each job gets a folder of its own in there"
+            errors.append(ConfigError(problem, f"run_dir={folder}", cure))
+    return errors
 
 
 def jobs_of(line: CommandLine) -> list[Job]:
     jobs, errors = examined_jobs(line)
-    if errors:
-        raise errors[0] if len(errors) == 1 else ManyErrors(errors)
+    _refuse(errors)
     return jobs
 
 
-def words_for_hydra(line: CommandLine, jobs: list[Job]) -> list[str]:
-    """The overrides with which Hydra composes the same; in a sweep the user's own and what all jobs add."""
-    if jobs:
-        added = [word for word in jobs[0].added if all(word in job.added for job in jobs)]
-    else:
-        added = []
-    if line.sweeps:  # Hydra's own sweeper cannot leave out a group
-        added = [word for word in added if not word.startswith("~")]
-    words = [*line.overrides, *added]
-    has_folder = any(word.startswith("hydra.run.dir=") for word in words)
-    if not line.sweeps and jobs[0].config.run_dir and not has_folder:
-        words.append("hydra.run.dir=${run_dir}")  # Hydra writes there too: a run has one folder
-    return words
-
-
-def job_of(line: CommandLine, jobs: list[Job], words: list[str]) -> Job:
-    """The job that Hydra runs with these overrides; one that a sweeper chose is composed and checked here."""
-    added = {spelled(word) for job in jobs for word in job.added}
-
-    def users(words: Iterable[str]) -> list[str]:
-        """Those that rlsync has not added: it finds them anew for a job that was not checked."""
-        return [w for w in words if spelled(w) not in added and not w.endswith(f"={BEFORE}")]
-
-    def key(words: Iterable[str]) -> list[str]:
-        return [spelled(w) for w in users(words) if not w.lstrip("+~").startswith("hydra")]
-
-    for job in jobs:
-        if key(job.words) == key(words):
-            return job
-    (job,) = jobs_of(replace(line, jobs=(tuple(users(words)),), errors=()))
+def recorded_job(line: CommandLine, words: Sequence[str]) -> Job:
+    """The job that has these overrides in Hydra's record of it; the run before it is looked up once more."""
+    users = [word for word in words if not word.endswith(f"={BEFORE}")]
+    with own_hydra.initialised(line.flags.config_path):
+        composed, faults = composition(line, users)
+        job, errors = _examined_job(line, users, composed, faults)
+    _refuse(errors)
+    assert job is not None
     return job
+
+
+def _refuse(errors: Sequence[RlsyncError]) -> None:
+    if len(errors) > 1:
+        raise ManyErrors(errors)
+    for error in errors:
+        raise error
+
+
+def words_of_sweep(line: CommandLine, jobs: list[Job]) -> list[str]:
+    """The overrides of which Hydra makes the jobs of a sweep: the user's, and what all jobs add."""
+    words = [*line.overrides]
+    for word in jobs[0].added if jobs else ():
+        # Hydra's own sweeper cannot leave out a group
+        if not word.startswith("~") and all(word in job.added for job in jobs):
+            words.append(word)
+    return words

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlsync.runs.cli.main import main
 from rlsync.runs.config import command_line, composing, own_hydra
+from rlsync.runs.config.shipped import config_dir
 from rlsync.runs.life.job import Job, jobs_of
 from rlsync.runs.recipes import checks, ppo
 from rlsync.runs.recipes.run_files import RECEIPTS
@@ -87,6 +89,115 @@ def test_keys_are_set_without_composing_once_more(
     (job,) = jobs_of(command_line.read(["recipe=dqn", "recipe.lr=0.5", *words]))
     assert (job.config.recipe.lr, job.config.seed) == (0.5, 1)
     assert len(composed) == times
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """How often Hydra composes: for rlsync, and in its own main function."""
+    composed: list[object] = []
+    stock = ConfigLoaderImpl.load_configuration
+
+    def load(self: ConfigLoaderImpl, **arguments: Any) -> DictConfig:
+        composed.append(arguments["overrides"])
+        return stock(self, **arguments)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", load)
+    return composed
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configs of the jobs that were run; nothing is trained."""
+    configs: list[Config] = []
+
+    def train(job: Job, parent: object) -> int:
+        configs.append(job.config)
+        return 0
+
+    monkeypatch.setattr("rlsync.runs.cli.train.train_job", train)
+    return configs
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recipe=ppo", "seed=3"),
+        ("env=pong", "recipe=impala", "seed=3"),
+        ("+env.kwargs.max_episode_steps=100", "seed=3"),
+    ],
+    ids=["keys", "tuned", "added"],
+)
+@pytest.mark.one_case
+def test_a_job_is_run_with_the_config_that_was_composed_for_its_check(
+    words: tuple[str, ...], here: Path, loads: list[object], trained: list[Config]
+) -> None:
+    assert main(["train", *words, "run_dir=it"]) == 0
+    assert len(loads) == 1
+    (config,) = trained
+    assert (config.seed, config.run_dir) == (3, str(here / "it"))
+    about = OmegaConf.load(here / "it" / ".hydra" / "hydra.yaml").hydra
+    assert about.overrides.task == [*words, "run_dir=it"]
+    assert about.job.override_dirname == ",".join(sorted([*words, "run_dir=it"]))
+    assert (here / "it" / "train.log").exists()
+
+
+def test_a_config_is_printed_as_it_was_composed_for_its_check(
+    here: Path, loads: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "recipe=dqn", "recipe.lr=0.5", "--cfg", "job", "--package", "recipe"]) == 0
+    assert len(loads) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("# @package recipe\n")
+    assert OmegaConf.create(printed).lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs"),
+    [
+        (("seed=0,0", "recipe.lr=1"), [(0, 1.0), (0, 1.0)]),
+        (("recipe.lr=1e-3,0.001,2", "seed=1"), [(1, 1e-3), (1, 1e-3), (1, 2.0)]),
+        (("seed=0,1", "recipe.lr=1", "seed=5,6,7"), [(5, 1.0), (6, 1.0), (7, 1.0)]),
+        (("recipe.lr=1,2", "seed=range(0,2)"), [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]),
+    ],
+    ids=["equal words", "equal values", "a key twice", "a product"],
+)
+def test_each_job_of_a_sweep_is_the_one_that_hydra_gave_its_number(
+    words: tuple[str, ...], jobs: list[tuple[int, float]], here: Path, trained: list[Config]
+) -> None:
+    assert main(["train", "-m", *words, "hydra.sweep.dir=swept", "hydra.sweeper.max_batch_size=2"]) == 0
+    ran: Any = [(config.seed, config.recipe.lr) for config in trained]
+    assert ran == jobs
+    assert [config.run_dir for config in trained] == [str(here / f"swept/{n}") for n in range(len(jobs))]
+
+
+@pytest.mark.parametrize("flags", [("-m",), ()], ids=["asked for", "by the config"])
+@pytest.mark.one_case
+def test_the_jobs_that_a_config_adds_to_a_sweep_are_checked_before_it(
+    flags: tuple[str, ...], here: Path, trained: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "mine").mkdir()
+    mode = "" if flags else "  mode: MULTIRUN\n"
+    (here / "mine" / "swept.yaml").write_text(
+        f"defaults:\n  - train\n  - _self_\nhydra:\n  searchpath: ['file://{config_dir()}']\n{mode}"
+        "  sweep:\n    dir: swept\n  sweeper:\n    params:\n      seed: 3,-1\n      recipe.num_epochs: 1,2\n"
+    )
+    line = ["train", *flags, "--config-path", str(here / "mine"), "--config-name", "swept"]
+    assert main(line) == 2
+    assert capsys.readouterr().err.startswith("seed cannot be -1")
+    assert trained == []
+    assert main([*line, "seed=4"]) == 0
+    ran: Any = [(config.seed, config.recipe.num_epochs, config.run_dir) for config in trained]
+    assert ran == [(4, 1, str(here / "swept/0")), (4, 2, str(here / "swept/1"))]
+
+
+def test_a_job_is_run_anew_from_the_pickle_that_hydra_left(here: Path, trained: list[Config]) -> None:
+    pickles = "+hydra.callbacks.them._target_=hydra.experimental.callbacks.PickleJobInfoCallback"
+    assert main(["train", "env=atari", "recipe=impala", "env.id=ALE/Pong-v5", "run_dir=it", pickles]) == 0
+    rerun = ["train", "--trust", "--experimental-rerun", "it/.hydra/config.pickle"]
+    with pytest.warns(UserWarning, match="Experimental rerun CLI option"):
+        assert main(rerun) == 0
+    first, again = trained
+    assert again == first
 
 
 def test_a_key_may_be_a_group_of_the_users(tmp_path: Path) -> None:

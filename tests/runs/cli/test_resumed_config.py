@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from rlsync.runs.cli.main import main
 from rlsync.runs.config import command_line
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.life.job import Job, jobs_of
-from rlsync.runs.life.job import job_of as job_that_runs
 from rlsync.runs.life.resume import Settings, load, seed_after
 from rlsync.runs.recipes.bounds import Restored
 from rlsync.torchrl_plugin.compat import trainers
@@ -213,19 +211,6 @@ def test_each_job_of_a_sweep_resumes_with_its_own_changes(
     words = ["-m", f"resume={runs / 'ppo'}", "recipe.total_frames=1024", "recipe.lr=1e-3,2e-3"]
     jobs = jobs_of(command_line.read(words))
     assert [(job.config.recipe.lr, job.config.seed) for job in jobs] == [(1e-3, 7), (2e-3, 7)]
-
-
-@pytest.mark.seconds
-@pytest.mark.thorough
-def test_a_job_that_a_sweeper_chose_as_it_went_is_composed_and_checked_when_it_runs(runs: Path) -> None:
-    resume = (f"resume={runs / 'ppo'}", "recipe.total_frames=1024")
-    line = command_line.read(["-m", "hydra/sweeper=mine", *resume, "recipe.lr=interval(0.001,0.002)"])
-    # Without the sweeper, which is a plugin; "mine" is none.
-    first = job_of(*resume)
-    line = replace(line, overrides=resume, jobs=(first.words,))
-    for words in ([*resume, "recipe.lr=0.0015"], [*resume, "recipe.lr=0.0015", *first.added]):
-        assert job_that_runs(line, [first], words).config.recipe.lr == 0.0015
-    assert job_that_runs(line, [first], [*resume, *first.added]) is first
 
 
 @pytest.mark.slow
