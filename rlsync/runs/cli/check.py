@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
@@ -52,23 +53,26 @@ def main(arguments: list[str]) -> int:
     usage = "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]"
     parser = parser_of("check", _ABOUT, _EXAMPLES, usage)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    given, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
     line = command_line.read(rest)
     jobs, errors = examined_jobs(line)
-    told = [dict(job.told) for job in jobs]
-    for job, facts in zip(jobs, told, strict=True):
+    facts = [dict(job.told) for job in jobs]
+    for job, of_job in zip(jobs, facts, strict=True):
         if not errors:
-            errors += _try(job, facts, line.config_dir)
-    plans = [] if errors else [_plan(job.config) for job in jobs]
-    if given.json:
-        print_document(as_json(errors, told, plans))
-        return EXIT_USAGE if errors else 0
-    print(as_text(errors, told))
+            errors += _try(job, of_job, line.config_dir)
+    plans = []
+    if not errors:
+        plans = [_plan(job.config) for job in jobs]
+    if options.json:
+        print_document(as_json(errors, facts, plans))
+    else:
+        print(as_text(errors, facts))
+        for job, plan in zip(jobs, plans, strict=False):  # no plans, if anything is wrong
+            if isinstance(plan, Timeline):
+                plan = planned.as_text(job.config, plan)
+            print(f"\n{plan}")
     if errors:
         return EXIT_USAGE
-    for job, plan in zip(jobs, plans, strict=True):
-        text = plan if isinstance(plan, str) else planned.as_text(job.config, plan)
-        print(f"\n{text}")
     return 0
 
 
@@ -145,26 +149,26 @@ def _start(job: Job) -> None:
             trainers.run_shutdown_operations(trainer)  # an evaluator still writes into the folder
 
 
-def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
-    if not errors:
-        if len(told) == 1:
-            configs = "this config"
-        else:
-            configs = f"these {len(told)} configs"
-        lines = [f"{word} {text}" for facts in told for word, text in facts.items()]
-        return "\n".join([f"nothing is wrong with {configs}", *dict.fromkeys(lines)])
-    return "\n\n".join(
-        [*map(str, errors), "1 error" if len(errors) == 1 else f"{len(errors)} errors"]
-    )
+def as_text(errors: list[RlsyncError], facts: list[dict[str, str]]) -> str:
+    if errors:
+        count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
+        return "\n\n".join([*map(str, errors), count])
+    if len(facts) == 1:
+        lines = ["nothing is wrong with this config"]
+    else:
+        lines = [f"nothing is wrong with these {len(facts)} configs"]
+    for of_job in facts:
+        lines += itertools.starmap("{} {}".format, of_job.items())
+    return "\n".join(dict.fromkeys(lines))  # jobs may have facts in common
 
 
 def as_json(
-    errors: list[RlsyncError], told: list[dict[str, str]], plans: list[Timeline | str]
+    errors: list[RlsyncError], facts: list[dict[str, str]], plans: list[Timeline | str]
 ) -> str:
     """``{"ok", "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}], "plans"}``."""
     wrong = [
         {"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors
     ]
     drawn_up = [asdict(plan) if isinstance(plan, Timeline) else None for plan in plans]
-    facts = {"ok": not errors, "errors": wrong, "configs": told}
-    return json_of({**facts, "plans": drawn_up, "glossary": planned.GLOSSARY})
+    document = {"ok": not errors, "errors": wrong, "configs": facts}
+    return json_of({**document, "plans": drawn_up, "glossary": planned.GLOSSARY})

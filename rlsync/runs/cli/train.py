@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _let_hydra_answer(line: command_line.CommandLine) -> None:
-    """Let Hydra print what the flags ask for, or run a job anew of which it has left a pickle in ``.hydra``."""
+    """Let Hydra print what the flags ask for, or run a job again from the pickle that it may leave of one."""
     if line.flags.experimental_rerun:
         pickled = Path(line.flags.experimental_rerun)
         trust.check_file(pickled, pickled.absolute().parent.parent, line.trusted)
@@ -56,7 +56,9 @@ def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
     try:
         with around as lifeline:
             task = Task(line, jobs, lifeline)
-            if jobs and jobs[0].composed is not None:
+            if (
+                jobs and jobs[0].composed is not None
+            ):  # else Hydra composes the jobs of a sweep itself
                 words = [*jobs[0].words, *jobs[0].added]
                 own_hydra.run(line.flags, jobs[0].composed, words, task)
             else:
@@ -69,7 +71,7 @@ def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What Hydra calls for each job, here or, pickled, in a process that a launcher starts."""
+    """Runs the job that Hydra calls it for, here or, pickled, in a process that a launcher starts."""
 
     line: command_line.CommandLine
     jobs: list[Job]

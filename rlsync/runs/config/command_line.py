@@ -108,8 +108,9 @@ def _no_option(word: str) -> ConfigError:
         near = ""
     else:
         near = user_input.nearest_name(option, _parser()._option_string_actions)
-    key = bare if "=" in bare else f"{bare}=..."
-    cure = user_input.did_you_mean(near) or f"keys have no dashes: {key}"
+    if "=" not in bare:
+        bare += "=..."
+    cure = user_input.did_you_mean(near) or f"keys have no dashes: {bare}"
     return ConfigError(f"no option {option!r}", "the command line", cure)
 
 
@@ -143,27 +144,40 @@ def _with_search_path(overrides: list[Override], config_dir: Path | None) -> lis
             others.append(override)
             continue
         value = override.value()
-        paths += map(str, value if isinstance(value, list) else [value])
-    paths += [f"file://{folder}" for folder in folders]
-    quoted = ",".join(f"'{path}'" for path in paths)
+        if isinstance(value, list):
+            paths += map(str, value)
+        else:
+            paths.append(str(value))
+    paths += map("file://{}".format, folders)
+    quoted = ",".join(map("'{}'".format, paths))
     return [*others, parsed(f"{_SEARCH_PATH}=[{quoted}]")]
 
 
 def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[str]]:
     """The jobs of a sweep, in the order of Hydra's own sweeper; another sweeper chooses values as it goes."""
-    hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
-    task = [o for o in overrides if not o.is_hydra_override()]
-    unknown = [o for o in task if o.is_sweep_override() and not o.is_discrete_sweep()]
-    goes_on = any(line.lstrip("+").startswith("hydra/sweeper") for line in hydras)
-    if not unknown and not goes_on:
-        # a key that is given twice has its last values, at its first place
-        values = {override.get_key_element(): values_of(override) for override in task}
+    hydras = []  # the words for Hydra itself
+    unswept = []
+    unlisted = []  # that sweep over values which cannot be listed
+    values = {}  # a key that is given twice has its last values, at its first place
+    for override in overrides:
+        word = str(override.input_line)
+        if override.is_hydra_override():
+            hydras.append(word)
+            continue
+        values[override.get_key_element()] = values_of(override)
+        if not override.is_sweep_override():
+            unswept.append(word)
+        elif not override.is_discrete_sweep():
+            unlisted.append(word)
+
+    goes_on = any(word.lstrip("+").startswith("hydra/sweeper") for word in hydras)
+    if not unlisted and not goes_on:
         return [[*hydras, *job] for job in itertools.product(*values.values())]
     if not goes_on:
-        problem = f"Hydra's own sweeper cannot list the values of {unknown[0].input_line}"
+        problem = f"Hydra's own sweeper cannot list the values of {unlisted[0]}"
         cure = "write key=a,b or key=range(0,3); other sweepers are plugins of Hydra: hydra/sweeper=..."
         errors.append(ConfigError(problem, "-m", cure))
-    return [[*hydras, *(str(o.input_line) for o in task if not o.is_sweep_override())]]
+    return [[*hydras, *unswept]]
 
 
 def values_of(override: Override) -> list[str]:

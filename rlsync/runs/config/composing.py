@@ -72,41 +72,51 @@ class _Composing:
     def __init__(self, line: CommandLine, words: Sequence[str]) -> None:
         self.errors: list[ConfigError] = []
         self._line = line
-        self._overrides = [parsed(word) for word in words]
         self._groups = own_hydra.group_names()
-        self._hydras = [str(o.input_line) for o in self._overrides if o.is_hydra_override()]
-        self._options = [o for o in self._overrides if key_of(o) in self._groups]
-        #: Decide which keys there are: options of groups, and the run that is resumed.
-        self._deciding = [*self._options, *(o for o in self._overrides if key_of(o) == "resume")]
+        self._overrides = list(map(parsed, words))
+        self._hydras: list[str] = []  #: the words for Hydra itself
+        self._options: list[Override] = []  #: choose an option of a group
+        self._resume: list[str] = []  #: the words that name the run that is resumed
+        self._keys: list[Override] = []  #: all others, which set keys
+        for override in self._overrides:
+            if override.is_hydra_override():
+                self._hydras.append(_word(override))
+            elif key_of(override) in self._groups:
+                self._options.append(override)
+            elif key_of(override) == "resume":
+                self._resume.append(_word(override))
+            else:
+                self._keys.append(override)
 
     def composed(self) -> Composition | None:
         """The config; None if an option is wrong, for then nobody knows what the keys are."""
         self._check_options()
         if self.errors:
             return None
-        words = [*self._hydras, *(str(o.input_line) for o in self._deciding)]
-        config = own_hydra.composed(self._line.config_name, words)
+        # options, and the run that is resumed, decide which keys there are
+        words = [*self._hydras, *map(_word, self._options), *self._resume]
+        config = self._hydra_composes(words)
         added = self._what_fits(config)
         if added:
-            # Only what was composed tells the environment and the run that is resumed. The files that fit these
-            # go below those that were merged already, so Hydra begins anew.
+            # Which environment and which run these are is known only now. What fits them goes below what is
+            # merged already, so Hydra begins anew.
             words += added
-            config = own_hydra.composed(self._line.config_name, words)
+            config = self._hydra_composes(words)
         config = self._with_keys(config, words)
-        sweeper = choices_of(config).get(own_hydra.SWEEPER)
-        if self._line.sweeps and sweeper not in own_hydra.BASIC:
-            self.errors.append(refusals.of_sweeper(str(sweeper)))
         typed = _typed(own_hydra.job_part(config), self._line.folder)
         self._record(config, typed, added)
         return Composition(typed, config, tuple(added))
 
-    def _check_options(self) -> None:
-        for option in self._options:
-            offered = self._options_of(key_of(option))
-            self.errors += refusals.of_option(option, offered, self._line.unusable)
+    def _hydra_composes(self, words: list[str]) -> DictConfig:
+        return own_hydra.composed(self._line.config_name, words)
 
     def _options_of(self, group: str) -> list[str]:
         return own_hydra.options(group, self._line.config_name, self._hydras)
+
+    def _check_options(self) -> None:
+        for option in self._options:
+            options = self._options_of(key_of(option))
+            self.errors += refusals.of_option(option, options, self._line.unusable)
 
     def _what_fits(self, base: DictConfig) -> list[str]:
         """The overrides that bring in the run that is resumed, or else what is tuned for the environment."""
@@ -149,20 +159,23 @@ class _Composing:
         """The config with the keys that the overrides set; those that name no key are errors."""
         known = list(refusals.keys_of(own_hydra.job_part(config)))
         keys = []
-        for override in self._overrides:
-            if override in self._deciding or override.is_hydra_override():
-                continue
+        outermost = set()
+        for override in self._keys:
             wrong = list(refusals.of_key(override, known, self._groups))
+            self.errors += wrong
             if not wrong:
                 keys.append(override)
-            self.errors += wrong
+                if "." not in key_of(override):
+                    outermost.add(key_of(override))
 
-        outer = {key_of(key) for key in keys if "." not in key_of(key)}
-        if outer and not outer.isdisjoint(self._options_of("")):
+        if outermost and not outermost.isdisjoint(self._options_of("")):
             # A folder of the user's makes a group of a key: its files are for Hydra to merge.
-            lines = [str(key.input_line) for key in keys]
-            return own_hydra.composed(self._line.config_name, [*words, *lines])
-        own_hydra.set_keys(config, keys)
+            config = self._hydra_composes([*words, *map(_word, keys)])
+        else:
+            own_hydra.set_keys(config, keys)
+        sweeper = choices_of(config).get(own_hydra.SWEEPER)
+        if self._line.sweeps and sweeper not in own_hydra.BASIC:
+            self.errors.append(refusals.of_sweeper(str(sweeper)))
         return config
 
     def _record(self, config: DictConfig, typed: Config, added: list[str]) -> None:
@@ -174,6 +187,11 @@ class _Composing:
             own_hydra.set_keys(config, [folder])
             overrides.append(folder)
         own_hydra.record(config, overrides)
+
+
+def _word(override: Override) -> str:
+    """An override as it was written."""
+    return str(override.input_line)
 
 
 def _typed(config: DictConfig, folder: Path) -> Config:
@@ -274,19 +292,21 @@ def _on_top_of(before: Config, base: DictConfig, overrides: list[Override]) -> l
     to no group, and what can change.
     """
     had = own_hydra.writable(before)
-    chosen = {key_of(word): word for word in overrides if isinstance(word.value(), str)}
-    recipe: Any = OmegaConf.to_object(base.recipe) if RECIPE in chosen else before.recipe
+    chosen = {key_of(o): _word(o) for o in overrides if isinstance(o.value(), str)}
+    recipe: Any = before.recipe
+    if RECIPE in chosen:
+        recipe = OmegaConf.to_object(base.recipe)
     if recipe.variant() != before.recipe.variant():
         return []  # the check of the job refuses another recipe
     if TUNED in chosen and base.recipe != had.recipe:
-        line = str(chosen[TUNED].input_line)
+        line = chosen[TUNED]
         raise ConfigError(
             "a resumed run takes its settings from the run before it, and a tuned config would replace them",
             f"override {line}",
             f"leave {line} out, and give the keys that you want to change",
         )
-    for word in overrides:  # Hydra adds no key that is there already
-        if word.is_add() and (key := key_of(word)).startswith("env.kwargs."):
+    for override in overrides:  # Hydra adds no key that is there already
+        if override.is_add() and (key := key_of(override)).startswith("env.kwargs."):
             had.env.kwargs.pop(key.removeprefix("env.kwargs."), None)
 
     last = {name: had[name] for name in had if name not in (*OF_ONE_RUN, RECIPE, *_TOLD_BY)}

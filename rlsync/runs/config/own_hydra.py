@@ -1,4 +1,9 @@
-"""rlsync's use of Hydra: types and folders, keys, and jobs to hand over. All private names of Hydra's are here."""
+"""rlsync's use of Hydra: types and folders, keys, and jobs to hand over.
+
+What Hydra 1.3 does not document stands here alone: the repo of its ConfigStore, how it applies overrides to a
+config that it has merged, and that its main object runs what its loader returns. A Hydra that runs a config
+which is composed already, and sets its keys, would let most of it go.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from hydra.types import RunMode
-from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -63,7 +68,7 @@ _PACKAGE = "pkg://"
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 #: What of Hydra's ConfigStore is Hydra's own, with its plugins.
-_HYDRAS = ("hydra", "_dummy_empty_config_.yaml")
+_HYDRAS = {"hydra", "_dummy_empty_config_.yaml"}
 
 
 class _Nodes(dict[str, Any]):
@@ -82,25 +87,25 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     if own is not None:
         look_beside(own)
         wanted |= named_in(own)
-    found = {}
-    failed = {}
+    kinds = {}
+    errors = {}
     for file, (name, at) in wanted.items():
         try:
             kind: type = registry.recipe_named(name, at=at).settings
             _of_type(kind)
-            found[name] = kind
+            kinds[name] = kind
         except ConfigError as error:
-            failed[file] = error
+            errors[file] = error
         except OmegaConfBaseException as error:
             where = f"recipe {name!r}, {kind.__module__}.{kind.__qualname__}, key {error.full_key}"
             cure = "give each key a type that Hydra knows and a default of that type"
-            failed[file] = ConfigError(
+            errors[file] = ConfigError(
                 f"settings that Hydra does not take: {first_line(error)}", where, cure
             )
-    stored = _stored(tuple(found.items()))
+    stored = _stored(tuple(kinds.items()))
     _nodes.clear()  # also of what a resumed run brought in
     _nodes.update(_copied(stored))
-    return failed
+    return errors
 
 
 @lru_cache(maxsize=1)
@@ -118,7 +123,12 @@ def _stored(recipes: tuple[tuple[str, type], ...]) -> dict[str, Any]:
 
 def _copied(nodes: dict[str, Any]) -> dict[str, Any]:
     """The same nodes in groups that may be changed."""
-    return {name: _copied(node) if isinstance(node, dict) else node for name, node in nodes.items()}
+    copies = {}
+    for name, node in nodes.items():
+        if isinstance(node, dict):
+            node = _copied(node)
+        copies[name] = node
+    return copies
 
 
 def named_in(folder: Path) -> dict[str, tuple[str, str]]:
@@ -142,8 +152,13 @@ def named_in(folder: Path) -> dict[str, tuple[str, str]]:
 def store(group: str, name: str, node: Any, package: str | None = None) -> None:
     """Make settings an option of a group, of which Hydra knows from now on inside :func:`alone`."""
     with alone():
-        made = _of_type(node) if isinstance(node, type) else writable(node)
-        ConfigStore.instance().store(name, made, group=group, package=package, provider="rlsync")
+        if isinstance(node, type):
+            settings_node = _of_type(node)
+        else:
+            settings_node = writable(node)
+        ConfigStore.instance().store(
+            name, settings_node, group=group, package=package, provider="rlsync"
+        )
 
 
 def writable(settings: Any) -> DictConfig:
@@ -157,11 +172,14 @@ def writable(settings: Any) -> DictConfig:
 _of_type = cache(writable)  # for the ConfigStore alone, which gives copies away
 
 
-def _unlock(node: Container) -> None:
+def _unlock(node: DictConfig | ListConfig) -> None:
     if OmegaConf.is_readonly(node):
         OmegaConf.set_readonly(node, None)
-    for key in node if isinstance(node, DictConfig) else range(len(node)):  # type: ignore[arg-type]
-        if not OmegaConf.is_missing(node, key) and isinstance(below := node[key], Container):
+    for key in refusals.names_in(node):
+        if OmegaConf.is_missing(node, key):
+            continue
+        below = node[key]
+        if isinstance(below, DictConfig | ListConfig):
             _unlock(below)
 
 
@@ -171,7 +189,8 @@ def alone() -> Iterator[None]:
     everybodys = ConfigStore.instance()
     everything = everybodys.repo
     if everything is not _nodes:
-        _nodes.update({name: everything[name] for name in _HYDRAS if name in everything})
+        for name in everything.keys() & _HYDRAS:
+            _nodes[name] = everything[name]
     everybodys.repo = _nodes
     try:
         yield
@@ -222,11 +241,11 @@ def group_names() -> list[str]:
     return sorted(folder.name for folder in config_dir().iterdir() if folder.is_dir())
 
 
-def options(group: str, config_name: str, own: Sequence[str]) -> list[str]:
-    """What a group offers, or ``""``, all groups: in folders on the search path that ``own`` sets, too."""
+def options(group: str, config_name: str, words: Sequence[str]) -> list[str]:
+    """What a group offers, or ``""``, all groups: in folders on the search path that these words set, too."""
     loader = GlobalHydra.instance().config_loader()
     kind = ObjectType.CONFIG if group else ObjectType.GROUP
-    return loader.get_group_options(group, kind, config_name, list(own))
+    return loader.get_group_options(group, kind, config_name, list(words))
 
 
 @contextmanager
@@ -266,11 +285,18 @@ def set_keys(config: DictConfig, overrides: Sequence[Override]) -> None:
 
 
 def record(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Note all overrides in Hydra's part, for some were set after Hydra had composed."""
-    task = [override for override in overrides if not override.is_hydra_override()]
+    """Note all overrides in Hydra's part: some were set after Hydra had composed, and it knows nothing of them."""
+    lists = config.hydra.overrides
+    lists.hydra = []
+    lists.task = []
+    task = []
+    for override in overrides:
+        if override.is_hydra_override():
+            lists.hydra.append(override.input_line)
+        else:
+            lists.task.append(override.input_line)
+            task.append(override)
     job = config.hydra.job
-    config.hydra.overrides.hydra = [o.input_line for o in overrides if o.is_hydra_override()]
-    config.hydra.overrides.task = [override.input_line for override in task]
     job.override_dirname = get_overrides_dirname(
         overrides=task,
         exclude_keys=job.config.override_dirname.exclude_keys,
@@ -280,12 +306,12 @@ def record(config: DictConfig, overrides: Sequence[Override]) -> None:
 
 
 def asks_for_sweep(config: DictConfig) -> bool:
-    """Whether the files of a composed config ask for a sweep, which nobody has asked for by ``-m``."""
+    """Whether a composed config is one of a sweep, also without ``-m``: its files may say so."""
     return bool(config.hydra.mode == RunMode.MULTIRUN)
 
 
 def sweeper_params(config: DictConfig, sweeps: bool) -> dict[str, str]:
-    """The values that the files of a composed config give to keys in a sweep, if it is one."""
+    """The values that a composed config itself gives to keys in a sweep, if it is one."""
     if sweeps or asks_for_sweep(config):
         return dict(config.hydra.sweeper.get("params") or {})
     return {}
@@ -298,7 +324,7 @@ def run(
     with _handed(words, task) as noted, initialised(flags.config_path):
         main = GlobalHydra.instance().hydra
         assert main is not None
-        # Hydra takes this one wherever it would compose
+        # a copy, wherever Hydra would compose once more
         main.config_loader.load_configuration = lambda **_: copy.deepcopy(config)  # type: ignore[method-assign]
         name = config.hydra.job.config_name
         if flags.cfg is None:

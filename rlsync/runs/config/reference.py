@@ -63,24 +63,29 @@ class ConfigKey:
         return f"{accepts}; default {value}"
 
 
-def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
+def reference(words: list[str], config_dir: Path | None = None) -> list[ConfigKey]:
     """The keys of a run, in the order of the dataclasses, or those of a ``GROUP`` or ``GROUP=NAME``."""
-    choices = [word for word in words if "=" in word]
-    flags = [] if own is None else ["--config-dir", str(own)]
-    line = command_line.read([*flags, *choices])
+    arguments = [word for word in words if "=" in word]
+    if config_dir is not None:
+        arguments += ["--config-dir", str(config_dir)]
+    line = command_line.read(arguments)
     with own_hydra.initialised():
-        made, errors = composition(line, line.jobs[0])
+        composed, errors = composition(line, line.jobs[0])
     refuse([*line.errors, *errors])
-    assert made is not None
-    files = list(_files(made.choices, own))
+    assert composed is not None
+
+    named = {word.partition("=")[0] for word in words}
     comments: dict[str, str] = {}
-    for _, found in files:
-        comments |= {key: text for key, text in found.items() if text or key not in comments}
-    keys = list(_walk(made.config, "", comments))
+    set_there: set[str] = set()  # by the files of a group that is named
+    for group, of_file in _files(composed.choices, config_dir):
+        for key, comment in of_file.items():
+            if comment or key not in comments:
+                comments[key] = comment
+        if group in named:
+            set_there.update(of_file)
+    keys = list(_walk(composed.config, "", comments))
     if not words:
         return keys
-    named = {word.partition("=")[0] for word in words}
-    set_there = {key for group, found in files if group in named for key in found}
     return [key for key in keys if key.name.partition(".")[0] in named or key.name in set_there]
 
 
@@ -115,7 +120,9 @@ def _in_words(annotation: Any) -> str:
     else:
         text = inspect.formatannotation(annotation)
     parts = text.split(" | ")
-    return " or ".join(_word(part) for part in parts if not (part == "int" and "float" in parts))
+    if "float" in parts and "int" in parts:
+        parts.remove("int")
+    return " or ".join(map(_word, parts))
 
 
 def _word(part: str) -> str:
@@ -129,14 +136,17 @@ def _word(part: str) -> str:
     return _WORDS.get(part, part)
 
 
-def _files(choices: Mapping[str, Any], own: Path | None) -> Iterator[tuple[str, dict[str, str]]]:
+def _files(
+    choices: Mapping[str, Any], config_dir: Path | None
+) -> Iterator[tuple[str, dict[str, str]]]:
     """(group, comments) of all files that make a config, but tuned ones; the most special file comes last."""
     yield "", comments_in(shipped.config_dir() / f"{own_hydra.CONFIG_NAME}.yaml")
-    groups = {group: {c.name: c for c in found} for group, found in shipped.groups(own).items()}
-    for group in sorted(
-        set(choices) & set(groups) - {shipped.TUNED}, key=lambda g: g == shipped.RECIPE
-    ):
-        yield from ((group, found) for found in _chain(groups[group], str(choices[group])))
+    groups = shipped.groups(config_dir)
+    chosen = set(choices) & set(groups) - {shipped.TUNED}
+    for group in sorted(chosen, key=lambda g: g == shipped.RECIPE):
+        options = {option.name: option for option in groups[group]}
+        for comments in _chain(options, str(choices[group])):
+            yield group, comments
 
 
 def _chain(options: dict[str, shipped.Shipped], name: str) -> Iterator[dict[str, str]]:
@@ -149,13 +159,15 @@ def _chain(options: dict[str, shipped.Shipped], name: str) -> Iterator[dict[str,
     for entry in content.get("defaults", []):
         if isinstance(entry, str) and entry in options and entry != name:
             yield from _chain(options, entry)
-    whole = option.path.read_text().startswith("# @package _global_")
-    yield comments_in(option.path, "" if whole else f"{option.group}.")
+    if option.path.read_text().startswith("# @package _global_"):
+        yield comments_in(option.path)
+    else:
+        yield comments_in(option.path, f"{option.group}.")
 
 
 def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
     """Dotted key -> comment: what stands behind its value, or the block above it and the keys close below."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     above: list[tuple[int, str]] = []  # the sections that the present line is in, by indent
     block: list[str] = []
     ended = False  # whether a key has ended the block of comment lines
@@ -165,22 +177,24 @@ def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
             block = []
             ended = False
         elif words.startswith("#"):
-            block = [*([] if ended else block), words.removeprefix("#").removeprefix(" ")]
+            if ended:
+                block = []
+            block.append(words.removeprefix("#").removeprefix(" "))
             ended = False
         elif match := _KEY.match(line):
             indent = len(match["indent"])
-            above = [section for section in above if section[0] < indent]
+            while above and above[-1][0] >= indent:
+                above.pop()
             key = ".".join([*(name for _, name in above), match["key"]])
-            _, behind, own = (match["value"] or "").partition(" # ")
-            if behind:
-                found[prefix + key] = own
-            else:
-                found[prefix + key] = "\n".join(block).strip("\n")
+            _, behind, comment = (match["value"] or "").partition(" # ")
+            if not behind:
+                comment = "\n".join(block).strip("\n")
+            comments[prefix + key] = comment
             ended = True
             if not match["value"]:
                 above.append((indent, match["key"]))
                 block = []
-    return found
+    return comments
 
 
 def as_paragraphs(comment: str) -> list[str]:

@@ -76,7 +76,10 @@ def parsed(line: str) -> Override:
         cure = "write key=value; quote what the shell or Hydra would split: 'key=\"a, b\"'"
         if "[" in line.partition("=")[0]:
             cure = "write key=value; an entry of a list goes by its number: sync.map.0.source=..."
-        problem = f"cannot read an override: {first_line(error) if '=' in line else 'it has no ='}"
+        if "=" in line:
+            problem = f"cannot read an override: {first_line(error)}"
+        else:
+            problem = "cannot read an override: it has no ="
         raise ConfigError(problem, f"override {line}", cure) from error
     override.config_loader = GlobalHydra.instance().config_loader()  # for glob()
     return override
@@ -108,8 +111,10 @@ def of_option(
             f"the recipe has no file {module}/configs/recipe/{option}.yaml", where, cure
         )
     elif option not in offers:
-        by_key = f"for {_BY_KEY[group]}={option}; " if group in _BY_KEY else ""
-        cure = f"{user_input.did_you_mean(nearest(option, offers))}{by_key}{group} is one of {', '.join(offers)}"
+        cure = user_input.did_you_mean(nearest(option, offers))
+        if group in _BY_KEY:
+            cure += f"for {_BY_KEY[group]}={option}; "
+        cure += f"{group} is one of {', '.join(offers)}"
         cure = GONE.get(f"{group}={option}", cure)
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
@@ -182,7 +187,8 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
             ": "
         )
     if kind := re.search("could not be converted to (Integer|Float)", problem):
-        cure = f"give a {'whole number' if kind[1] == 'Integer' else 'number'}; {SEE_ALL}"
+        number = {"Integer": "whole number", "Float": "number"}[kind[1]]
+        cure = f"give a {number}; {SEE_ALL}"
     if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
         names = [spec.name for spec in fields(inner.object_type)]
         cure = f"{user_input.did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
@@ -222,13 +228,21 @@ def _all_entries(key: str) -> str:
 
 def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
     """Every key under ``node``, dotted; an entry of a list by its number, as in ``map.0.source``."""
-    for name in list(node) if isinstance(node, DictConfig) else range(len(node)):
+    for name in names_in(node):
         key = f"{prefix}{name}"
         yield key
-        if not OmegaConf.is_missing(node, name) and isinstance(
-            below := node[name], DictConfig | ListConfig
-        ):
+        if OmegaConf.is_missing(node, name):
+            continue
+        below = node[name]
+        if isinstance(below, DictConfig | ListConfig):
             yield from keys_of(below, key + ".")
+
+
+def names_in(node: DictConfig | ListConfig) -> Collection[Any]:
+    """The names of what stands in ``node``; in a list, the numbers."""
+    if isinstance(node, DictConfig):
+        return list(node)
+    return range(len(node))
 
 
 def nearest(wanted: str, offered: Iterable[str]) -> str:
@@ -254,8 +268,11 @@ def _beside(key: str, known: Collection[str]) -> str:
     parent = key.rpartition(".")[0]
     if key.startswith("sync.map."):
         return _A_MAP
-    split = (name.rpartition(".") for name in sorted(known))
-    names = [last for other, _, last in split if parent and other == parent]
+    names = []
+    for name in sorted(known):
+        other, _, last = name.rpartition(".")
+        if parent and other == parent:
+            names.append(last)
     if names:
         return f"{parent} has: {', '.join(names)}"
     return SEE_ALL

@@ -59,8 +59,12 @@ class Shipped:
 
 def groups(own: Path | None = None) -> dict[str, list[Shipped]]:
     """Every group with its options, also of installed recipes and of ``own``: recipes first, then by name."""
-    found: dict[str, list[Shipped]] = {}
-    folders = [config_dir(), *installed_config_folders(), *([own] if own else [])]
-    for path in [path for folder in folders for path in sorted(folder.glob("*/*.yaml"))]:
-        found.setdefault(path.parent.name, []).append(Shipped(path.parent.name, path.stem, path))
-    return dict(sorted(found.items(), key=lambda item: (item[0] != RECIPE, item[0])))
+    folders = [config_dir(), *installed_config_folders()]
+    if own is not None:
+        folders.append(own)
+    options: dict[str, list[Shipped]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*/*.yaml")):
+            group = path.parent.name
+            options.setdefault(group, []).append(Shipped(group, path.stem, path))
+    return dict(sorted(options.items(), key=lambda item: (item[0] != RECIPE, item[0])))

@@ -51,7 +51,9 @@ _DAMAGED = (
 
 def _state_folder() -> Path:
     home = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (home if home.is_absolute() else Path.home() / ".local" / "state") / "rlsync" / "runs"
+    if not home.is_absolute():
+        home = Path.home() / ".local" / "state"
+    return home / "rlsync" / "runs"
 
 
 def claim(run: Path, trusted: bool) -> None:
@@ -132,17 +134,20 @@ def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool)
     """Refuse a foreign config in which one of these keys names code."""
     if trusted or is_mine(file.parent):
         return
+    values = {
+        "env.id": config.env.id,
+        "env.kwargs": config.env.kwargs,
+        "cluster.address": config.cluster.address,
+        "logger.kwargs": config.logger.kwargs or None,
+    }
+    if not config.env.names_module:
+        del values["env.id"]
     # A module's name has a dot or a colon.
-    plain = all(
-        re.fullmatch(r"[\w-]*|-?[\d.e+-]+", str(value)) for value in config.env.kwargs.values()
-    )
-    values = (
-        config.env.id if config.env.names_module else None,
-        None if plain else config.env.kwargs,
-        config.cluster.address,
-        config.logger.kwargs or None,
-    )
-    for key, value in zip(CODE, values, strict=True):
+    plain = re.compile(r"[\w-]*|-?[\d.e+-]+")
+    if all(map(plain.fullmatch, map(str, config.env.kwargs.values()))):
+        del values["env.kwargs"]
+    for key in CODE:
+        value = values.get(key)
         if key in keys and value is not None:
             refuse(f"{key} is {value}", file)
 
@@ -150,9 +155,9 @@ def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool)
 def config_in(file: Path) -> DictConfig:
     """The config that a run wrote: printable values without interpolations, which could read this process."""
     try:
-        found = OmegaConf.load(file)
-        texts = list(_texts(OmegaConf.to_container(found, resolve=False)))
-        if not isinstance(found, DictConfig):
+        config = OmegaConf.load(file)
+        texts = list(_texts(OmegaConf.to_container(config, resolve=False)))
+        if not isinstance(config, DictConfig):
             raise ValueError("it is no mapping")
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         raise unreadable(first_line(error), file) from error
@@ -160,7 +165,7 @@ def config_in(file: Path) -> DictConfig:
         if "${" in text or text != printable(text):
             problem = f"a run's configuration has values alone, and this one has {text!r}"
             raise ConfigError(problem, str(file), "write the value there")
-    return found
+    return config
 
 
 def unreadable(why: str, file: Path) -> ConfigError:

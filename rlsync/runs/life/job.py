@@ -216,13 +216,12 @@ def _composed(
 ) -> tuple[CommandLine, list[tuple[Composition | None, list[ConfigError]]]]:
     """What the jobs of a line are composed to; and the line with the jobs that a config adds to a sweep."""
     compositions = [composition(line, words) for words in line.jobs]
-    for composed, _ in compositions[:1]:
-        if composed is None:
-            continue
-        params = own_hydra.sweeper_params(composed.composed, line.sweeps)
-        if params:
-            line = with_params(line, params)
-            compositions = [composition(line, words) for words in line.jobs]
+    if not compositions or (first := compositions[0][0]) is None:
+        return line, compositions
+    params = own_hydra.sweeper_params(first.composed, line.sweeps)
+    if params:
+        line = with_params(line, params)
+        compositions = [composition(line, words) for words in line.jobs]
     return line, compositions
 
 
@@ -311,7 +310,9 @@ def _refuse(errors: Sequence[RlsyncError]) -> None:
 def words_of_sweep(line: CommandLine, jobs: list[Job]) -> list[str]:
     """The overrides of which Hydra makes the jobs of a sweep: the user's, and what all jobs add."""
     words = [*line.overrides]
-    for word in jobs[0].added if jobs else ():
+    if not jobs:
+        return words
+    for word in jobs[0].added:
         # Hydra's own sweeper cannot leave out a group
         if not word.startswith("~") and all(word in job.added for job in jobs):
             words.append(word)
