@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing import context
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -28,20 +29,26 @@ from threading import Thread
 #: For a program that ends by itself. A loaded machine is slow: only a hang gets there. A test may take 300 s.
 ENDS_WITHIN_S = 280.0
 
+#: Whether what the runs need is installed; the plug does without, and so do its tests.
+HAS_RUNS = find_spec("hydra") is not None
+
 #: What the fork server of the tests has loaded beside TorchRL: it forks workers and programs.
-PRELOAD = (
+PRELOAD = [
     "rlsync.torchrl_plugin.forkserver_preload",
     "gymnasium.envs.classic_control",
-    "rlsync.runs.cli.main",
-    "rlsync.runs.cli.train",
-    "rlsync.runs.config",
-    "rlsync.runs.recipes.impala",
-    "rlsync.runs.recipes.ppo",
-    "rlsync.runs.recipes.dqn",
-    "rlsync.runs.actors.worker",
     "tests.tools.parts",
-    "tests.tools.warm",
-)
+]
+if HAS_RUNS:
+    PRELOAD += [
+        "rlsync.runs.cli.main",
+        "rlsync.runs.cli.train",
+        "rlsync.runs.config",
+        "rlsync.runs.recipes.impala",
+        "rlsync.runs.recipes.ppo",
+        "rlsync.runs.recipes.dqn",
+        "rlsync.runs.actors.worker",
+        "tests.tools.warm",
+    ]
 
 
 @dataclass(frozen=True)

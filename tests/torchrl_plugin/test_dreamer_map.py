@@ -24,7 +24,6 @@ from rlsync import (
     dreamer_map,
     resolve,
 )
-from rlsync.runs.cli import explain
 from tests.tools.dreamer_parts import (
     BELIEF,
     PIXELS_V3,
@@ -164,30 +163,6 @@ def test_a_wrapped_player_is_looked_into() -> None:
     seeded = DreamerPlayer(DreamerV3SeededPolicy(dreamer.copied(), seed=1))
     found = dreamer_map(dreamer.loss_module, seeded)
     assert [path.split(".module", 1)[0] for path in found] == ["policy.player"] * 4
-
-
-@pytest.mark.usefixtures("forked_builds")
-def test_a_map_that_the_helper_made_is_explained_with_its_short_paths(tmp_path, capsys) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(PROGRAM)
-    assert explain.main([f"{file}:build", "--timeout-s", "120"]) == 0
-    said = capsys.readouterr().out
-    assert "policy.player.module[0] <- loss_module.model_loss.world_model.module[0]" in said
-    assert "18 aliased, 0 bytes a publish" in said
-
-
-PROGRAM = """
-from rlsync import DreamerPlayer, SyncWeights, dreamer_map
-from tests.tools.dreamer_parts import make_dreamer_collector, make_stock_trainer, make_v3
-
-
-def build():
-    dreamer = make_v3()
-    player = DreamerPlayer(dreamer.player)
-    trainer = make_stock_trainer(dreamer, make_dreamer_collector(player))
-    SyncWeights(dreamer_map(dreamer.loss_module, player)).register(trainer)
-    return trainer
-"""
 
 
 # ------------------------------------------------------------------------------------------ what does not fit

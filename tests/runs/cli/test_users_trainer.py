@@ -163,3 +163,29 @@ def test_work_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) 
     said = run_apart(_hang, tmp_path / "pid")
     assert said == Failed("waiting for ever took more than 0.2 s", "hurry up")
     assert wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())), 60.0)
+
+
+WITH_A_DREAMER = """
+from rlsync import DreamerPlayer, SyncWeights, dreamer_map
+from tests.tools.dreamer_parts import make_dreamer_collector, make_stock_trainer, make_v3
+
+
+def build():
+    dreamer = make_v3()
+    player = DreamerPlayer(dreamer.player)
+    trainer = make_stock_trainer(dreamer, make_dreamer_collector(player))
+    SyncWeights(dreamer_map(dreamer.loss_module, player)).register(trainer)
+    return trainer
+"""
+
+
+@pytest.mark.usefixtures("forked_builds")
+def test_a_map_of_dreamer_map_is_explained_with_its_short_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(WITH_A_DREAMER)
+    assert main(["explain", f"{file}:build", "--timeout-s", "120"]) == 0
+    said = capsys.readouterr().out
+    assert "policy.player.module[0] <- loss_module.model_loss.world_model.module[0]" in said
+    assert "18 aliased, 0 bytes a publish" in said

@@ -5,7 +5,6 @@ Discrete parts all have 4 observations and 2 one-hot actions, as CartPole-v1 has
 1 action in [-1, 1]. Import it as `tests.tools.parts` only: by another name a class would exist twice.
 """
 
-from rlsync.runs.recipes import pure
 from tests.tools.parts.canary import (
     Canary,
     CanaryPolicy,
@@ -52,9 +51,13 @@ from tests.tools.processes import (
     stopped,
     wait_until,
 )
+from tests.tools.programs import HAS_RUNS
 
-# A run that would go on for ever, until a fault ends it, is not worth half a minute of compiling in a test.
-pure.has_compiler = lambda: False
+if HAS_RUNS:
+    from rlsync.runs.recipes import pure
+
+    # A run that would go on for ever, until a fault ends it, is not worth half a minute of compiling in a test.
+    pure.has_compiler = lambda: False
 
 __all__ = [
     "ACTIONS",
