@@ -16,7 +16,6 @@ from torchrl.modules import NoisyLinear
 from rlsync import (
     BoardScheme,
     DoesNotAct,
-    DropoutDiffers,
     IdleLeaves,
     OlderWeightsAct,
     Source,
@@ -128,14 +127,6 @@ def test_a_policy_to_which_nothing_is_sent_is_not_called() -> None:
         trainer, before = make_trainer(collector, loss), len(calls)
         plan = SyncWeights(ACTOR, trainer=trainer).plan
     assert (len(calls), plan.payload_bytes) == (before, 0)
-
-
-def test_a_dropout_that_differs_is_warned_of_in_three_lines() -> None:
-    with running(make_collector(actor_of(Scaled(drops=0.2)))) as collector:
-        trainer = make_trainer(collector, trained(Scaled(drops=0.5)))
-        with pytest.warns(DropoutDiffers, match=r"drop\.drops is 0\.2 in the workers and 0\.5 in") as warned:
-            ours(trainer)
-    assert in_three_lines(next(w.message for w in warned if w.category is DropoutDiffers))
 
 
 @pytest.mark.processes

@@ -22,14 +22,11 @@ from rlsync import (
 from tests.tools.parts import (
     Canary,
     make_collector,
-    make_continuous_env,
-    make_continuous_policy,
     make_critic,
     make_dqn_trainer,
     make_env_with_module,
     make_policy,
     make_ppo_trainer,
-    make_sac_trainer,
     make_small_canary,
     make_workers,
 )
@@ -254,23 +251,6 @@ def test_one_destination_that_does_not_fit_keeps_back_all_the_others() -> None:
 
 
 # -------------------------------------------- fault 12: modules that do not hold what is trained
-
-
-@pytest.mark.parametrize("process", [False, True])
-def test_the_untouched_qvalue_network_of_sac_is_refused_and_the_trained_one_is_named(
-    process: bool, fork_workers: None
-) -> None:
-    policy = make_continuous_policy()
-    with (
-        on_a_board(policy, workers=1, env=make_continuous_env)
-        if process
-        else running(make_collector(policy, env=make_continuous_env))
-    ) as collector:
-        trainer = make_sac_trainer(collector, policy)
-        with pytest.raises(AmbiguousSource, match="qvalue_network_params") as refusal:
-            SyncWeights({"policy": "loss_module.qvalue_network"}).register(trainer)
-        assert in_three_lines(refusal.value)
-        SyncWeights(ACTOR).register(trainer)
 
 
 def test_the_stale_actor_of_a_copied_loss_is_refused_and_its_trained_parameters_arrive() -> None:

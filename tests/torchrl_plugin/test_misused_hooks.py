@@ -394,11 +394,6 @@ def test_a_loss_in_place_of_a_collector_is_refused(trainer: Trainer) -> None:
         SyncWeights(MAP, collector=trainer.loss_module).register(trainer)
 
 
-def test_the_collectors_own_copy_as_a_source_is_warned_of(trainer: Trainer) -> None:
-    with pytest.warns(NothingLearns, match="collector.policy is the collector's own, and no optimizer"):
-        SyncWeights({"policy": "collector.policy"}).register(trainer)
-
-
 def test_receipts_in_a_folder_that_is_not_there_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no folder .*nowhere"):
         SyncWeights(MAP, receipts_file=tmp_path / "nowhere" / "receipts.jsonl")

@@ -303,35 +303,6 @@ def test_wrapped_learners_keep_their_leaf_names(wrap):
     collector.shutdown()
 
 
-def test_a_sharded_source_is_refused_without_a_board_with_the_cure(tmp_path):
-    from torch import distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        net = nn.Linear(4, 2)
-        net.weight = nn.Parameter(distribute_tensor(net.weight.data, mesh, [Shard(0)]))
-        collector = make_collector(make_policy())
-        collector.net = nn.Linear(4, 2)
-        trainer = make_trainer(collector, net=net)
-        with pytest.raises(LayoutMismatch, match=r"sharded[\s\S]*gather it first"):
-            resolve({"net": "loss_module.net"}, trainer)
-        collector.shutdown()
-    finally:
-        dist.destroy_process_group()
-
-
-def test_a_uninitialised_source_is_refused():
-    collector = make_collector(make_policy())
-    collector.net = nn.Linear(4, 2)
-    trainer = make_trainer(collector, net=nn.LazyLinear(2))
-    with pytest.raises(LayoutMismatch, match="run the module once"):
-        resolve({"net": "loss_module.net"}, trainer)
-    collector.shutdown()
-
-
 def test_a_tensordict_on_the_trainer_can_be_a_source(ppo):
     ppo.frozen = TensorDict.from_module(ppo.loss_module.actor_network).data.clone()
     assert verdicts(resolve({"policy": "frozen"}, ppo)) == ["copied"]

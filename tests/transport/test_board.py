@@ -324,6 +324,45 @@ def test_a_slot_that_is_not_what_head_named_is_never_taken(
     reader.close()
 
 
+def test_an_adoption_that_fails_leaves_the_old_version_and_the_next_one_takes_the_newest(
+    board: CountedBoard,
+) -> None:
+    acts, fail = Acts("alias"), [False]
+
+    def apply(version: int, layout: Layout, views: Sequence[torch.Tensor]) -> bool:
+        if fail[0]:
+            raise OSError("not now")
+        return acts(version, layout, views)
+
+    reader = BoardReader(board.handle, apply)
+    publish(board, 1.0)
+    assert reader.adopt() == 1
+    publish(board, 2.0)
+    fail[0] = True
+    with pytest.raises(OSError, match="not now"):
+        reader.adopt()
+    assert reader.version == 1
+    assert board.status()[0].adopted_version == 1
+    for number in range(3, 12):
+        publish(board, number)
+    assert low_high(acts.tensors) == (1.0, 1.0), "the old lease is kept"
+    assert board.slot_count == 3, "the new one is not"
+    fail[0] = False
+    assert reader.adopt() == 11
+    assert low_high(acts.tensors) == (11.0, 11.0)
+    reader.close()
+
+
+def test_forgetting_gives_the_lease_back(board: CountedBoard) -> None:
+    reader, _ = attach(board, "alias")
+    for number in range(1, 10):
+        publish(board, number)
+        assert reader.adopt() == number
+        reader.forget()
+    assert board.slot_count == 3
+    reader.close()
+
+
 # ---------------------------------------------------------------------------------- the learner
 
 
@@ -338,6 +377,25 @@ def test_publishing_before_laying_out_or_after_closing_is_refused() -> None:
     for call in (lambda: board.publish([]), lambda: board.lay_out(LAYOUT), board.newest_views):
         with pytest.raises(BoardClosed, match="was closed"):
             call()
+
+
+def test_a_publish_that_fails_half_way_leaves_the_last_version_to_readers_and_late_joiners(
+    board: CountedBoard,
+) -> None:
+    reader, acts = attach(board, "copy")
+    publish(board, 1.0)
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="half way"):
+            fail_half_way(board)
+    assert board.version == 1
+    assert reader.adopt() == 1
+    late, late_acts = attach(board, "alias")
+    assert late.adopt() == 1
+    assert low_high(acts.tensors) == low_high(late_acts.tensors) == (1.0, 1.0)
+    assert publish(board, 2.0) == 2
+    assert board.slot_count == 3
+    reader.close()
+    late.close()
 
 
 def test_an_interrupt_just_before_head_moves_leaves_the_slot_that_head_names_alone(
@@ -461,6 +519,24 @@ def test_a_reader_number_beyond_the_board_is_refused(board: CountedBoard) -> Non
     for number in (-1, fmt.MAX_READERS, 5000):
         with pytest.raises((ConfigError, PublishError)):
             attach(board, "copy", number)
+
+
+def test_when_the_learner_closes_readers_keep_what_they_have_and_newcomers_are_refused() -> None:
+    board = CountedBoard()
+    board.lay_out(LAYOUT)
+    handle = board.handle
+    reader, acts = attach(board, "alias")
+    publish(board, 1.0)
+    reader.adopt()
+    assert not reader.closed_by_learner
+    board.close()
+    assert reader.closed_by_learner
+    assert reader.adopt() == 1
+    assert low_high(acts.tensors) == (1.0, 1.0)
+    with pytest.raises(BoardClosed, match="is gone") as caught:
+        BoardReader(handle, acts)
+    assert len(str(caught.value).splitlines()) == 3
+    reader.close()
 
 
 @pytest.mark.usefixtures("memfd")

@@ -127,18 +127,6 @@ def test_lag_and_receipts_of_ones_own_trainer_reach_its_logger_by_one_line_each(
     assert written["policy_lag/consumed_frames"] == [float(FRAMES_PER_BATCH)] * 4
 
 
-def test_a_log_of_receipts_on_another_trainer_is_refused() -> None:
-    def bound() -> SyncWeights:
-        actor = make_policy()
-        trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor)
-        sync = SyncWeights({"policy": "loss_module.actor_network"})
-        sync.register(trainer)
-        return sync
-
-    with pytest.raises(ConfigError, match="not bound to that trainer"):
-        LogReceipts(bound()).register(bound().trainer)
-
-
 @pytest.mark.parametrize("kind", ["csv", "tensorboard"])
 @pytest.mark.one_case
 @pytest.mark.seconds

@@ -24,7 +24,6 @@ from rlsync.runs.recipes.run_files import CHECKPOINT
 from rlsync.runs.recipes.settings import (
     CollectorConfig,
     Config,
-    EnvConfig,
     PPOConfig,
     RouteConfig,
     SyncConfig,
@@ -139,13 +138,6 @@ def test_a_count_and_steps_ahead_make_a_trigger_that_fires_on_either() -> None:
 def test_a_sync_map_that_says_nothing_or_too_much_is_refused(routes: list[RouteConfig], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         sync_map(SyncConfig(map=routes))
-
-
-@pytest.mark.parametrize("env_id", ["CartPol-v1", "NoSuchThing-v0", "Pendulum-v1"])
-def test_an_environment_that_cannot_serve_is_refused_before_a_worker_starts(env_id: str) -> None:
-    with pytest.raises(ConfigError, match=env_id) as refused:
-        ppo.RECIPE.build(Config(env=EnvConfig(id=env_id)))
-    assert refused.value.where.startswith("env.id")
 
 
 def test_a_recipe_that_is_given_the_settings_of_another_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,29 +115,17 @@ def test_a_part_of_a_batch_may_have_dimensions_of_its_own() -> None:
     assert buffer.storage[:]["inner", "value"].flatten().tolist() == list(range(48))
 
 
-def test_a_batch_with_another_field_is_left_to_torchrl() -> None:
+@pytest.mark.parametrize("other", [{"extra": True}, {"dtype": torch.float64}], ids=["field", "dtype"])
+def test_a_batch_with_another_field_or_dtype_is_left_to_torchrl(other: dict[str, Any]) -> None:
     answers = []
     for kind in (TensorDictReplayBuffer, RowBuffer):
         buffer = kind(storage=LazyTensorStorage(50), sampler=RandomSampler(), batch_size=8)
         torch.manual_seed(0)
         buffer.extend(steps(4))
         try:
-            buffer.extend(steps(4, extra=True))
-            answers.append(sorted(map(str, buffer.storage[:].keys(True, True))))
-        except RuntimeError as error:
-            answers.append([str(error)])
-    assert answers[0] == answers[1]
-
-
-def test_a_batch_of_another_dtype_is_left_to_torchrl() -> None:
-    answers = []
-    for kind in (TensorDictReplayBuffer, RowBuffer):
-        buffer = kind(storage=LazyTensorStorage(50), sampler=RandomSampler(), batch_size=8)
-        torch.manual_seed(0)
-        buffer.extend(steps(4))
-        try:
-            buffer.extend(steps(4, dtype=torch.float64))
-            answers.append(buffer.storage[:]["observation"].tolist())
+            buffer.extend(steps(4, **other))
+            held = buffer.storage[:]
+            answers.append((sorted(map(str, held.keys(True, True))), held["observation"].tolist()))
         except RuntimeError as error:
             answers.append(str(error))
     assert answers[0] == answers[1]
