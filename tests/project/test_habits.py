@@ -96,17 +96,31 @@ def test_the_readme_lists_every_verb() -> None:
 
 
 #: Names that say nothing of the thing that they hold.
-VAGUE = {"found", "given", "held", "told", "made", "own", "taken", "said", "seen", "kept", "what", "offers"}
+VAGUE = {
+    "found",
+    "given",
+    "held",
+    "told",
+    "made",
+    "own",
+    "taken",
+    "said",
+    "seen",
+    "kept",
+    "what",
+    "offers",
+    "laid",
+}
 
 #: What code may have at most; for 1,000 lines of code where it says so. Lower a number when it can be lower.
 AT_MOST = {
-    "tokens a line": 9.0,
-    "tuple assignments, for 1,000 lines": 1.0,
-    "conditional expressions, for 1,000 lines": 17.2,
-    "comprehensions, for 1,000 lines": 44.2,
-    "functions with **kwargs": 39,
-    "functions with more than 15 locals": 38,
-    "functions with a vague local": 546,
+    "tokens a line": 8.8,
+    "tuple assignments, for 1,000 lines": 0.5,
+    "conditional expressions, for 1,000 lines": 4.0,
+    "comprehensions, for 1,000 lines": 24.0,
+    "functions with **kwargs": 23,  # most of them override or wrap what TorchRL calls so
+    "functions with more than 15 locals": 12,
+    "functions with a vague local": 0,
 }
 
 
