@@ -22,7 +22,11 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("name", "on_adoption", "lag"), [("dreamer_v3", "recompute", "0"), ("dreamer_v1", "keep", "null")]
+    ("name", "on_adoption", "lag"),
+    [
+        ("dreamer_v3", "recompute", "0"),
+        pytest.param("dreamer_v1", "keep", "null", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_dreamer_learns_from_the_rows_of_a_node(
     name: str, on_adoption: str, lag: str, tmp_path: Path

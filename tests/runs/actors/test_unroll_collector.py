@@ -709,6 +709,22 @@ def test_a_worker_that_is_stopped_is_started_again_while_the_other_goes_on(
         assert collector.restarted == 1
 
 
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() -> None:
+    settings = {"silent_timeout_s": SILENT_S, "restarts": Restarts(at_most=0)}
+    with collecting(cartpole_net(), CARTPOLE, **settings) as collector:
+        batches = iter(collector)
+        next(batches)
+        pid = collector.procs[0].pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match="after 3 s of silence") as caught:
+            wait_until(lambda: next(batches) is None, 2 * WAIT_S)
+        assert in_three_lines(caught.value)
+        assert f"worker 0 (pid {pid})" in caught.value.what
+        assert collector.closed
+
+
 @pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize("paused", [False, True])
