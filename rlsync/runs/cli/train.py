@@ -6,9 +6,11 @@ import contextlib
 import sys
 import traceback
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -78,16 +80,62 @@ class Task:
     lifeline: Lifeline | None = None
 
     def __call__(self, _: DictConfig) -> None:
+        """One run in the folder that Hydra has made.
+
+        Raises SystemExit unless the run ended well; in a sweep JobFailed, after which the jobs that follow
+        are run, unless a signal has ended this one.
+        """
         about = HydraConfig.get()
-        if self.line.flags.experimental_rerun:
+        parent = None if self.lifeline is None else self.lifeline.held()
+        if parent is not None and parent.poll():
+            problem = f"job {about.job.num} was not begun"
+            raise JobFailed(problem, "the sweep was stopped", "start it by itself")
+        try:
+            status = self._run(about, parent)
+        except RlsyncError as error:
+            print(error, file=sys.stderr)
+            status = exit_status(error)
+        except (Exception, SystemExit):
+            if not self.line.sweeps:
+                raise
+            traceback.print_exc()
+            status = EXIT_FAILED
+        if not status:
+            return
+        stopped = status > 128  # by a signal, or because nobody reads the output
+        if self.line.sweeps and (self.lifeline is not None or not stopped):
+            raise job_failed(about.job.num, about.runtime.output_dir, status)
+        if self.line.sweeps:
+            last = about.job.num
+            print(f"the sweep ends with its job {last}: none after it is run", file=sys.stderr)
+        sys.exit(status)
+
+    def _run(self, about: HydraConf, parent: Connection | None) -> int:
+        """Train the job; returns the exit status. The ``parent`` is a sweep that may be stopped."""
+        job = self._job(about).placed(about.runtime.output_dir, self.line.config_dir)
+        require_host(job)
+        require_free_folder(job)  # which a key of Hydra's may have named
+        if about.output_subdir is not None:
+            # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
+            shown = Path(about.runtime.output_dir, about.output_subdir, RESOLVED)
+            OmegaConf.save(OmegaConf.structured(job.config), shown)
+        if job.agents:
+            from rlsync.runs.life.population import train_population
+
+            return train_population(job, parent)
+        return train_job(job, parent)
+
+    def _job(self, about: HydraConf) -> Job:
+        """The job that was checked; or one that only Hydra knows, by a pickle or its sweeper's ``params``."""
+        in_sweep = bool(self.jobs) and self.jobs[0].composed is None
+        if self.line.flags.experimental_rerun or (in_sweep and about.sweeper.get("params")):
             # as they were written, not yet interpolated
             words: Any = OmegaConf.to_container(about.overrides)
-            job = recorded_job(self.line, [*words["hydra"], *words["task"]])
-        elif self.jobs[0].composed is None:
-            job = self.jobs[about.job.num]  # Hydra numbers the jobs of a sweep in this order
-        else:
-            job = self.jobs[0]
-        run_job(self.line, job, self.lifeline)
+            added = {word for job in self.jobs for word in job.added}
+            return recorded_job(self.line, [*words["hydra"], *words["task"]], added)
+        if in_sweep:
+            return self.jobs[about.job.num]  # Hydra makes the same jobs in the same order
+        return self.jobs[0]
 
 
 def help_text() -> str:
@@ -114,50 +162,6 @@ examples:
 
 exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config,
 130 after Ctrl-C, 141 if nobody reads the output any more, 128 and its number after another signal"""
-
-
-def run_job(line: command_line.CommandLine, job: Job, lifeline: Lifeline | None = None) -> None:
-    """One run in the folder that Hydra has made.
-
-    Raises SystemExit unless the run ended well; in a sweep JobFailed, after which the jobs that follow are
-    run, unless a signal has ended this one.
-    """
-    about = HydraConfig.get()
-    parent = None if lifeline is None else lifeline.held()
-    if parent is not None and parent.poll():
-        raise JobFailed(
-            f"job {about.job.num} was not begun", "the sweep was stopped", "start it by itself"
-        )
-    try:
-        job = job.placed(about.runtime.output_dir, line.config_dir)
-        require_host(job)
-        require_free_folder(job)  # which a key of Hydra's may have named
-        if about.output_subdir is not None:
-            # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
-            shown = Path(about.runtime.output_dir, about.output_subdir, RESOLVED)
-            OmegaConf.save(OmegaConf.structured(job.config), shown)
-        if job.agents:
-            from rlsync.runs.life.population import train_population
-
-            status = train_population(job, parent)
-        else:
-            status = train_job(job, parent)
-    except RlsyncError as error:
-        print(error, file=sys.stderr)
-        status = exit_status(error)
-    except (Exception, SystemExit):
-        if not line.sweeps:
-            raise
-        traceback.print_exc()
-        status = EXIT_FAILED
-    if not status:
-        return
-    stopped = status > 128  # by a signal, or because nobody reads the output
-    if line.sweeps and (lifeline is not None or not stopped):
-        raise job_failed(about.job.num, about.runtime.output_dir, status)
-    if line.sweeps:
-        print(f"the sweep ends with its job {about.job.num}: none after it is run", file=sys.stderr)
-    sys.exit(status)
 
 
 def job_failed(number: int, folder: str, status: int) -> JobFailed:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import hydra
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 
 from rlsync import ConfigError
 from rlsync.runs.config import own_hydra, trust
-from rlsync.runs.config.refusals import parsed
+from rlsync.runs.config.refusals import key_of, parsed, word_of
 from rlsync.runs.recipes import registry
 from rlsync.seams import user_input
 
@@ -72,14 +73,15 @@ def read(arguments: list[str]) -> CommandLine:
             except ConfigError as error:
                 errors.append(error)
         overrides = _with_search_path(overrides, config_dir)
-        words = tuple(str(o.input_line) for o in overrides)
-        sweeps = flags.multirun or _SWEEP in words
+        sweeps = flags.multirun or _SWEEP in map(word_of, overrides)
         if sweeps:
+            hydras = [word_of(override) for override in overrides if override.is_hydra_override()]
+            overrides = [_listed(override, hydras) for override in overrides]
             jobs = _swept(overrides, errors)
         else:
             jobs = [_single(overrides, errors)]
     return CommandLine(
-        overrides=words,
+        overrides=tuple(map(word_of, overrides)),
         jobs=tuple(map(tuple, jobs)),
         sweeps=sweeps,
         flags=flags,
@@ -89,15 +91,6 @@ def read(arguments: list[str]) -> CommandLine:
         unusable=unusable,
         trusted=flags.trust,
     )
-
-
-def with_params(line: CommandLine, params: Mapping[str, str]) -> CommandLine:
-    """The line with the jobs that a config adds by ``hydra.sweeper.params``. Where Hydra is initialised."""
-    errors: list[ConfigError] = []
-    words = [f"{key}={values}" for key, values in params.items()]
-    overrides = list(map(parsed, [*words, *line.overrides]))
-    jobs = _swept(overrides, errors)
-    return replace(line, jobs=tuple(map(tuple, jobs)), errors=(*line.errors, *errors))
 
 
 def _no_option(word: str) -> ConfigError:
@@ -140,7 +133,7 @@ def _with_search_path(overrides: list[Override], config_dir: Path | None) -> lis
     paths: list[str] = []
     others = []
     for override in overrides:
-        if str(override.key_or_group) != _SEARCH_PATH:
+        if key_of(override) != _SEARCH_PATH:
             others.append(override)
             continue
         value = override.value()
@@ -153,16 +146,34 @@ def _with_search_path(overrides: list[Override], config_dir: Path | None) -> lis
     return [*others, parsed(f"{_SEARCH_PATH}=[{quoted}]")]
 
 
+def _listed(override: Override, hydras: list[str]) -> Override:
+    """A sweep with its values one by one, where Hydra would shuffle them once more, or find other options."""
+    value: Any = override.value()
+    if isinstance(value, Glob):
+        options = own_hydra.options(key_of(override), own_hydra.CONFIG_NAME, hydras)
+        values = value.filter(options)
+    elif isinstance(value, ChoiceSweep | RangeSweep) and value.shuffle:
+        values = list(override.sweep_string_iterator())
+    else:
+        return override
+    if override.is_hydra_override() or not values:
+        return override
+    return parsed(f"{override.get_key_element()}={','.join(values)}")
+
+
 def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[str]]:
     """The jobs of a sweep, in the order of Hydra's own sweeper; another sweeper chooses values as it goes."""
     hydras = []  # the words for Hydra itself
     unswept = []
     unlisted = []  # that sweep over values which cannot be listed
     values = {}  # a key that is given twice has its last values, at its first place
+    goes_on = False
     for override in overrides:
-        word = str(override.input_line)
+        word = word_of(override)
         if override.is_hydra_override():
             hydras.append(word)
+            chooses_sweeper = key_of(override) == own_hydra.SWEEPER
+            goes_on |= chooses_sweeper and override.value() not in own_hydra.BASIC
             continue
         values[override.get_key_element()] = values_of(override)
         if not override.is_sweep_override():
@@ -170,7 +181,6 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
         elif not override.is_discrete_sweep():
             unlisted.append(word)
 
-    goes_on = any(word.lstrip("+").startswith("hydra/sweeper") for word in hydras)
     if not unlisted and not goes_on:
         return [[*hydras, *job] for job in itertools.product(*values.values())]
     if not goes_on:
@@ -183,21 +193,21 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
 def values_of(override: Override) -> list[str]:
     """An override once for each value that it takes in a sweep."""
     if not override.is_discrete_sweep():
-        return [str(override.input_line)]
+        return [word_of(override)]
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def _single(overrides: list[Override], errors: list[ConfigError]) -> list[str]:
     words = []
     for override in overrides:
-        line = str(override.input_line)
+        word = word_of(override)
         if override.is_sweep_override():
             key = override.get_key_element()
             values = override.get_value_string()
             cure = f"add -m to run them all, or write {key}=[{values}] for a list"
-            errors.append(ConfigError(f"{key} has several values", f"override {line}", cure))
+            errors.append(ConfigError(f"{key} has several values", f"override {word}", cure))
         else:
-            words.append(line)
+            words.append(word)
     return words
 
 
@@ -205,6 +215,6 @@ def choices() -> dict[str, list[str]]:
     """Every config group a user may choose from, with its options; installed recipes included."""
     own_hydra.register()
     with own_hydra.initialised():
-        words = [str(o.input_line) for o in _with_search_path([], None)]
+        words = list(map(word_of, _with_search_path([], None)))
         groups = own_hydra.group_names()
         return {group: own_hydra.options(group, own_hydra.CONFIG_NAME, words) for group in groups}

@@ -16,7 +16,7 @@ from yaml import YAMLError
 from rlsync import ConfigError
 from rlsync.runs.config import own_hydra, refusals, shipped, trust
 from rlsync.runs.config.command_line import CommandLine
-from rlsync.runs.config.refusals import SEE_ALL, key_of, parsed
+from rlsync.runs.config.refusals import SEE_ALL, key_of, parsed, word_of
 from rlsync.runs.config.shipped import ENV, RECIPE, TUNED, look_beside
 from rlsync.runs.recipes.checkpoints import checkpoint_at
 from rlsync.runs.recipes.env_settings import settings_with
@@ -80,11 +80,11 @@ class _Composing:
         self._keys: list[Override] = []  #: all others, which set keys
         for override in self._overrides:
             if override.is_hydra_override():
-                self._hydras.append(_word(override))
+                self._hydras.append(word_of(override))
             elif key_of(override) in self._groups:
                 self._options.append(override)
             elif key_of(override) == "resume":
-                self._resume.append(_word(override))
+                self._resume.append(word_of(override))
             else:
                 self._keys.append(override)
 
@@ -94,7 +94,7 @@ class _Composing:
         if self.errors:
             return None
         # options, and the run that is resumed, decide which keys there are
-        words = [*self._hydras, *map(_word, self._options), *self._resume]
+        words = [*self._hydras, *map(word_of, self._options), *self._resume]
         config = self._hydra_composes(words)
         added = self._what_fits(config)
         if added:
@@ -170,12 +170,12 @@ class _Composing:
 
         if outermost and not outermost.isdisjoint(self._options_of("")):
             # A folder of the user's makes a group of a key: its files are for Hydra to merge.
-            config = self._hydra_composes([*words, *map(_word, keys)])
+            config = self._hydra_composes([*words, *map(word_of, keys)])
         else:
             own_hydra.set_keys(config, keys)
-        sweeper = choices_of(config).get(own_hydra.SWEEPER)
-        if self._line.sweeps and sweeper not in own_hydra.BASIC:
-            self.errors.append(refusals.of_sweeper(str(sweeper)))
+        sweeper = own_hydra.foreign_sweeper(config)
+        if sweeper and (self._line.sweeps or own_hydra.asks_for_sweep(config)):
+            self.errors.append(refusals.of_sweeper(sweeper))
         return config
 
     def _record(self, config: DictConfig, typed: Config, added: list[str]) -> None:
@@ -187,11 +187,6 @@ class _Composing:
             own_hydra.set_keys(config, [folder])
             overrides.append(folder)
         own_hydra.record(config, overrides)
-
-
-def _word(override: Override) -> str:
-    """An override as it was written."""
-    return str(override.input_line)
 
 
 def _typed(config: DictConfig, folder: Path) -> Config:
@@ -292,7 +287,7 @@ def _on_top_of(before: Config, base: DictConfig, overrides: list[Override]) -> l
     to no group, and what can change.
     """
     had = own_hydra.writable(before)
-    chosen = {key_of(o): _word(o) for o in overrides if isinstance(o.value(), str)}
+    chosen = {key_of(o): word_of(o) for o in overrides if isinstance(o.value(), str)}
     recipe: Any = before.recipe
     if RECIPE in chosen:
         recipe = OmegaConf.to_object(base.recipe)

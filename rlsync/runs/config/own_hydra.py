@@ -20,6 +20,7 @@ from typing import Any
 import hydra
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -310,11 +311,15 @@ def asks_for_sweep(config: DictConfig) -> bool:
     return bool(config.hydra.mode == RunMode.MULTIRUN)
 
 
-def sweeper_params(config: DictConfig, sweeps: bool) -> dict[str, str]:
-    """The values that a composed config itself gives to keys in a sweep, if it is one."""
-    if sweeps or asks_for_sweep(config):
-        return dict(config.hydra.sweeper.get("params") or {})
-    return {}
+def foreign_sweeper(config: DictConfig) -> str:
+    """The sweeper of a composed config, if it is not Hydra's own, which makes every combination; or nothing."""
+    name = config.hydra.runtime.choices.get(SWEEPER)
+    if name not in BASIC:
+        return str(name)
+    target = OmegaConf.select(config, "hydra.sweeper._target_")
+    if target in (None, BasicSweeperConf._target_):
+        return ""
+    return str(target)
 
 
 def run(

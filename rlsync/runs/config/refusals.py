@@ -89,13 +89,18 @@ def key_of(override: Override) -> str:
     return str(override.key_or_group)
 
 
+def word_of(override: Override) -> str:
+    """An override as it was written."""
+    return str(override.input_line)
+
+
 def of_option(
     override: Override, offers: list[str], bad: Mapping[str, ConfigError]
 ) -> Iterator[ConfigError]:
     """What is wrong with an override that chooses an option, or a ``bad`` recipe; Hydra ignores some."""
     group = key_of(override)
     option = str(override.value())
-    line = str(override.input_line)
+    line = word_of(override)
     if override.is_delete():
         if group == RECIPE:
             yield ConfigError(
@@ -126,7 +131,7 @@ def of_option(
 def of_key(override: Override, known: list[str], groups: Collection[str]) -> Iterator[ConfigError]:
     """What is wrong with the key that an override names, where ``known`` are all keys that there are."""
     key = key_of(override)
-    line = str(override.input_line)
+    line = word_of(override)
     adds = override.is_add() or override.is_force_add()
     where = f"override {line}"
     below_free = key.startswith(tuple(f"{above}." for above in FREE_FORM))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from torchrl.trainers import Trainer
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.runs.actors.replay.shared import SharedReplayHandle
 from rlsync.runs.config import own_hydra
-from rlsync.runs.config.command_line import CommandLine, with_params
+from rlsync.runs.config.command_line import CommandLine
 from rlsync.runs.config.composing import (
     BEFORE,
     Composition,
@@ -195,10 +195,9 @@ class ManyErrors(ConfigError):
 def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
     """The jobs of a line that nothing is wrong with, and each error once; no worker is started."""
     jobs: list[Job] = []
-    errors: list[RlsyncError] = []
+    errors: list[RlsyncError] = list(line.errors)
     with own_hydra.initialised(line.flags.config_path):
-        line, compositions = _composed(line)
-        errors += line.errors
+        compositions = [composition(line, words) for words in line.jobs]
         for words, (composed, faults) in zip(line.jobs, compositions, strict=True):
             job, wrong = _examined_job(line, words, composed, faults)
             errors += wrong
@@ -211,27 +210,13 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
     return jobs, list(once.values())
 
 
-def _composed(
-    line: CommandLine,
-) -> tuple[CommandLine, list[tuple[Composition | None, list[ConfigError]]]]:
-    """What the jobs of a line are composed to; and the line with the jobs that a config adds to a sweep."""
-    compositions = [composition(line, words) for words in line.jobs]
-    if not compositions or (first := compositions[0][0]) is None:
-        return line, compositions
-    params = own_hydra.sweeper_params(first.composed, line.sweeps)
-    if params:
-        line = with_params(line, params)
-        compositions = [composition(line, words) for words in line.jobs]
-    return line, compositions
-
-
 def _examined_job(
     line: CommandLine,
     words: Sequence[str],
     composed: Composition | None,
     faults: Sequence[RlsyncError],
 ) -> tuple[Job | None, list[RlsyncError]]:
-    """The job that was composed of these words, or None if anything is wrong; ``faults`` was already."""
+    """The job that was composed of these overrides, or None if anything is wrong; ``faults`` was already."""
     errors = [*faults]
     if composed is None:
         return None, errors
@@ -289,9 +274,9 @@ def jobs_of(line: CommandLine) -> list[Job]:
     return jobs
 
 
-def recorded_job(line: CommandLine, words: Sequence[str]) -> Job:
-    """The job that has these overrides in Hydra's record of it; the run before it is looked up once more."""
-    users = [word for word in words if not word.endswith(f"={BEFORE}")]
+def recorded_job(line: CommandLine, words: Sequence[str], added: Collection[str]) -> Job:
+    """The job that has these overrides in Hydra's record, checked now; what rlsync ``added`` is found anew."""
+    users = [word for word in words if word not in added and not word.endswith(f"={BEFORE}")]
     with own_hydra.initialised(line.flags.config_path):
         composed, faults = composition(line, users)
         job, errors = _examined_job(line, users, composed, faults)

@@ -158,8 +158,9 @@ def test_a_config_is_printed_as_it_was_composed_for_its_check(
         (("recipe.lr=1e-3,0.001,2", "seed=1"), [(1, 1e-3), (1, 1e-3), (1, 2.0)]),
         (("seed=0,1", "recipe.lr=1", "seed=5,6,7"), [(5, 1.0), (6, 1.0), (7, 1.0)]),
         (("recipe.lr=1,2", "seed=range(0,2)"), [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]),
+        (("hydra/sweeper=basic", "recipe.lr=1,2", "seed=3"), [(3, 1.0), (3, 2.0)]),
     ],
-    ids=["equal words", "equal values", "a key twice", "a product"],
+    ids=["equal words", "equal values", "a key twice", "a product", "the sweeper named"],
 )
 def test_each_job_of_a_sweep_is_the_one_that_hydra_gave_its_number(
     words: tuple[str, ...], jobs: list[tuple[int, float]], here: Path, trained: list[Config]
@@ -170,24 +171,46 @@ def test_each_job_of_a_sweep_is_the_one_that_hydra_gave_its_number(
     assert [config.run_dir for config in trained] == [str(here / f"swept/{n}") for n in range(len(jobs))]
 
 
+def test_a_sweep_in_random_order_has_the_one_that_was_checked(here: Path, trained: list[Config]) -> None:
+    assert main(["train", "-m", "seed=shuffle(range(0,6))", "hydra.sweep.dir=swept"]) == 0
+    recorded = [OmegaConf.load(here / f"swept/{n}/.hydra/overrides.yaml") for n in range(6)]
+    assert recorded == [[f"seed={config.seed}"] for config in trained]
+    assert sorted(config.seed for config in trained) == list(range(6))
+
+
+def test_a_sweep_over_all_options_has_those_of_the_users_folder(here: Path, trained: list[Config]) -> None:
+    (here / "mine" / "logger").mkdir(parents=True)
+    (here / "mine" / "logger" / "apart.yaml").write_text("defaults: [csv, _self_]\nevery_frames: 77\n")
+    assert main(["train", "-m", "--config-dir", "mine", "logger=glob([a*,c*])", "hydra.sweep.dir=swept"]) == 0
+    recorded = [OmegaConf.load(here / f"swept/{n}/.hydra/overrides.yaml") for n in range(2)]
+    assert recorded == [["logger=apart"], ["logger=csv"]]
+    assert [config.logger.every_frames == 77 for config in trained] == [True, False]
+
+
+def test_a_sweeper_of_another_class_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", "seed=0,1", "hydra.sweeper._target_=hydra_plugins.mine.Best"]) == 2
+    assert capsys.readouterr().err.startswith("the sweeper 'hydra_plugins.mine.Best' may choose jobs by")
+
+
 @pytest.mark.parametrize("flags", [("-m",), ()], ids=["asked for", "by the config"])
 @pytest.mark.one_case
-def test_the_jobs_that_a_config_adds_to_a_sweep_are_checked_before_it(
+def test_the_jobs_that_a_config_adds_to_a_sweep_are_checked_when_they_run(
     flags: tuple[str, ...], here: Path, trained: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "mine").mkdir()
     mode = "" if flags else "  mode: MULTIRUN\n"
     (here / "mine" / "swept.yaml").write_text(
         f"defaults:\n  - train\n  - _self_\nhydra:\n  searchpath: ['file://{config_dir()}']\n{mode}"
-        "  sweep:\n    dir: swept\n  sweeper:\n    params:\n      seed: 3,-1\n      recipe.num_epochs: 1,2\n"
+        "  sweep:\n    dir: swept\n"
+        "  sweeper:\n    params:\n      seed: 3,4\n      env.id: CartPole-v1,Acrobot-v1\n"
     )
     line = ["train", *flags, "--config-path", str(here / "mine"), "--config-name", "swept"]
-    assert main(line) == 2
-    assert capsys.readouterr().err.startswith("seed cannot be -1")
-    assert trained == []
-    assert main([*line, "seed=4"]) == 0
-    ran: Any = [(config.seed, config.recipe.num_epochs, config.run_dir) for config in trained]
-    assert ran == [(4, 1, str(here / "swept/0")), (4, 2, str(here / "swept/1"))]
+    assert main([*line, "env.id=Acrobot-v1", "recipe.gamma=0.9"]) == 0
+    ran = [(config.seed, config.env.id, config.run_dir) for config in trained]
+    assert ran == [(3, "Acrobot-v1", str(here / "swept/0")), (4, "Acrobot-v1", str(here / "swept/1"))]
+    capsys.readouterr()
+    assert main([*line, "recipe.gamma=2"]) == 2
+    assert capsys.readouterr().err.startswith("recipe.gamma cannot be 2")
 
 
 def test_a_job_is_run_anew_from_the_pickle_that_hydra_left(here: Path, trained: list[Config]) -> None:
