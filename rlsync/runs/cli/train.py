@@ -58,13 +58,11 @@ def run_jobs(line: command_line.CommandLine, jobs: list[Job]) -> int:
     try:
         with around as lifeline:
             task = Task(line, jobs, lifeline)
-            if (
-                jobs and jobs[0].composed is not None
-            ):  # else Hydra composes the jobs of a sweep itself
+            if line.sweeps or jobs[0].composed is None:
+                own_hydra.hand_over(line.flag_words, words_of_sweep(line, jobs), task)
+            else:
                 words = [*jobs[0].words, *jobs[0].added]
                 own_hydra.run(line.flags, jobs[0].composed, words, task)
-            else:
-                own_hydra.hand_over(line.flag_words, words_of_sweep(line, jobs), task)
     except JobFailed as error:
         print(error, file=sys.stderr)
         return error.status
@@ -126,16 +124,15 @@ class Task:
         return train_job(job, parent)
 
     def _job(self, about: HydraConf) -> Job:
-        """The job that was checked; or one that only Hydra knows, by a pickle or its sweeper's ``params``."""
-        in_sweep = bool(self.jobs) and self.jobs[0].composed is None
-        if self.line.flags.experimental_rerun or (in_sweep and about.sweeper.get("params")):
-            # as they were written, not yet interpolated
-            words: Any = OmegaConf.to_container(about.overrides)
-            added = {word for job in self.jobs for word in job.added}
-            return recorded_job(self.line, [*words["hydra"], *words["task"]], added)
-        if in_sweep:
+        """The job that was checked; or one that Hydra alone knows, which is checked now."""
+        if self.jobs and self.jobs[0].composed is not None:
+            return self.jobs[0]
+        if self.jobs and not about.sweeper.get("params"):
             return self.jobs[about.job.num]  # Hydra makes the same jobs in the same order
-        return self.jobs[0]
+        # It is in a pickle, or its config has values for the sweeper. The words are not interpolated yet.
+        words: Any = OmegaConf.to_container(about.overrides)
+        added = {word for job in self.jobs for word in job.added}
+        return recorded_job(self.line, [*words["hydra"], *words["task"]], added)
 
 
 def help_text() -> str:

@@ -287,16 +287,10 @@ def set_keys(config: DictConfig, overrides: Sequence[Override]) -> None:
 
 def record(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Note all overrides in Hydra's part: some were set after Hydra had composed, and it knows nothing of them."""
-    lists = config.hydra.overrides
-    lists.hydra = []
-    lists.task = []
-    task = []
-    for override in overrides:
-        if override.is_hydra_override():
-            lists.hydra.append(override.input_line)
-        else:
-            lists.task.append(override.input_line)
-            task.append(override)
+    task = [override for override in overrides if not override.is_hydra_override()]
+    hydras = [override for override in overrides if override.is_hydra_override()]
+    config.hydra.overrides.task = list(map(refusals.word_of, task))
+    config.hydra.overrides.hydra = list(map(refusals.word_of, hydras))
     job = config.hydra.job
     job.override_dirname = get_overrides_dirname(
         overrides=task,
