@@ -25,6 +25,7 @@ from rlsync.runs.evaluation.evaluator import Evaluator, evaluations_ended
 from rlsync.runs.evaluation.play import Patience
 from rlsync.runs.evaluation.process import EvaluationJob
 from rlsync.runs.recipes.run_files import CHECKPOINT, ENDED
+from rlsync.sync.processes import process_state
 from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
 from rlsync.transport.board.writer import BoardWriter
 from tests.tools.parts.envs import make_counting_env
@@ -162,6 +163,7 @@ def test_a_wait_at_the_end_of_a_run_says_what_it_waits_for(
     (process,) = multiprocessing.active_children()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
+    assert wait_until(lambda: process_state(process.pid or 0) == "stopped", ENDS_WITHIN_S)
     trainer.collected_frames = trainer.total_frames
     run_shutdown_operations(trainer)
     said = (
