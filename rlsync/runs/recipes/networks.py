@@ -23,6 +23,25 @@ class MixedMLP(modules.MLP):
         return super().forward(*cast).float()
 
 
+class FreeScale(nn.Module):
+    """Adds to the locations of normal distributions the logarithms of their scales, for ``DiagonalGaussian``.
+
+    They are learned, and do not depend on what is observed; at first each scale is one.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(size))
+
+    def forward(self, loc: Tensor) -> Tensor:
+        return with_scale(loc, self.log_scale)
+
+
+def with_scale(loc: Tensor, log_scale: Tensor) -> Tensor:
+    """``[..., 2 * size]``: the locations ``[..., size]``, then for each the same ``[size]``."""
+    return torch.cat([loc, log_scale.expand_as(loc)], -1)
+
+
 class NormedLinear(nn.Sequential):
     """A linear layer behind a batch normalisation, with the numbers of CrossQ's authors."""
 
@@ -90,7 +109,7 @@ def cast_as_workers(sync: SyncConfig, player: Player) -> None:
     for module in player.modules.values():
         for part in module.modules():
             # The bounds of actions are leaves of td3's TanhModule; players hold them as numbers.
-            if isinstance(part, (MixedMLP, modules.TanhModule)):
+            if isinstance(part, (MixedMLP, FreeScale, modules.TanhModule)):
                 part.to(dtype=dtype)
 
 

@@ -47,6 +47,7 @@ from rlsync.runs.recipes.settings import RecipeConfig as RecipeConfig
 from rlsync.runs.recipes.spaces import ANY as ANY
 from rlsync.runs.recipes.spaces import BOX as BOX
 from rlsync.runs.recipes.spaces import DISCRETE as DISCRETE
+from rlsync.runs.recipes.spaces import ON_POLICY as ON_POLICY
 from rlsync.runs.recipes.spaces import Spaces as Spaces
 from rlsync.runs.recipes.spaces import making as making
 from rlsync.runs.recipes.spaces import naming_env as naming_env

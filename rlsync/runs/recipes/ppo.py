@@ -5,17 +5,23 @@ Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.nn.functional import smooth_l1_loss
 from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
+from torchrl.modules import (
+    IndependentNormal,
+    OneHotCategorical,
+    ProbabilisticActor,
+    ValueOperator,
+)
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 from torchrl.trainers.algorithms import PPOTrainer
@@ -23,7 +29,8 @@ from torchrl.trainers.algorithms import PPOTrainer
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.recipes import parts, pure
-from rlsync.runs.recipes.impala.heads import Categorical
+from rlsync.runs.recipes.impala.heads import DiagonalGaussian, LocAndScale, head_for
+from rlsync.runs.recipes.networks import FreeScale
 from rlsync.runs.recipes.settings import PPOConfig
 
 
@@ -59,11 +66,20 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
 
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
     policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
+    head = head_for(spaces.player_actions())
+    if isinstance(head, DiagonalGaussian):
+        network = nn.Sequential(
+            nn.Sequential(policy_net, FreeScale(spaces.actions)), LocAndScale(head)
+        )
+        parameters = ["loc", "scale"]
+    else:
+        network = policy_net
+        parameters = ["logits"]
     actor = ProbabilisticActor(
-        TensorDictModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
+        TensorDictModule(network, in_keys=["observation"], out_keys=parameters),
+        in_keys=parameters,
         spec=Composite(action=spaces.action_spec),
-        distribution_class=OneHotCategorical,
+        distribution_class=OneHotCategorical if spaces.discrete else IndependentNormal,
         return_log_prob=True,
     )
     value_net = parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0)
@@ -75,6 +91,7 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
         entropy_bonus=recipe.entropy_coeff > 0,
         entropy_coeff=recipe.entropy_coeff,
         critic_coeff=recipe.critic_coeff,
+        normalize_advantage=recipe.normalize_advantage,
     )
     return loss.to(device)
 
@@ -82,8 +99,11 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
 def player_of(
     actor: ProbabilisticActor, spaces: parts.Spaces, *, deterministic: bool = False
 ) -> parts.HeadPlayer:
-    head = Categorical(spaces.actions)
-    return parts.HeadPlayer(actor, actor[0].module, head, spaces, deterministic=deterministic)
+    head = head_for(spaces.player_actions())
+    network = actor[0].module
+    if isinstance(head, DiagonalGaussian):
+        network = network[0]
+    return parts.HeadPlayer(actor, network, head, spaces, deterministic=deterministic)
 
 
 @dataclass
@@ -118,6 +138,8 @@ class Advantages:
 
 def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     """The update as a function of tensors: equations 7 and 9 of arXiv 1707.06347."""
+    score = _score_of(loss.actor_network)
+    normalizes = loss.normalize_advantage
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     v, (critic,) = pure.network(loss.critic_network, loss.critic_network_params)
     bonus = loss.entropy_bonus
@@ -127,10 +149,13 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     most = 1 + loss.clip_epsilon
 
     def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
-        log_probs = pi(actor, b["observation"]).log_softmax(-1)
-        log_ratio = (log_probs * b["action"]).sum(-1) - b["action_log_prob"]
+        log_prob, entropies = score(pi(actor, b["observation"]), b["action"])
+        log_ratio = log_prob - b["action_log_prob"]
         ratio = log_ratio.exp()
         advantage = b["advantage"].squeeze(-1)
+        if normalizes:
+            deviation = advantage.std().clamp_min(torch.finfo(torch.float).resolution)
+            advantage = (advantage - advantage.mean()) / deviation
         target = b["value_target"].squeeze(-1)
         value = v(critic, b["observation"]).squeeze(-1)
 
@@ -138,7 +163,7 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
         gain = torch.minimum(ratio * advantage, ratio.clamp(least, most) * advantage)
         terms = {"loss_objective": -gain.mean()}
         if bonus:
-            entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+            entropy = entropies().mean()
             terms |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
 
         missed = (target - value).var(correction=0)
@@ -159,9 +184,31 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     )
 
 
+#: Log-probabilities of actions, and what computes entropies: both ``[B]``.
+Scores = tuple[Tensor, Callable[[], Tensor]]
+
+
+def _score_of(actor: ProbabilisticActor) -> Callable[[Tensor, Tensor], Scores]:
+    """How the update scores actions ``[B, ...]`` of the parameters ``[B, width]`` that the actor computes."""
+    last = actor[0].module
+    if isinstance(last, nn.Sequential) and isinstance(last[-1], LocAndScale):
+        return partial(_scored, last[-1].head)
+    return _scored_choices
+
+
+def _scored_choices(logits: Tensor, action: Tensor) -> Scores:
+    log_probs = logits.log_softmax(-1)
+    return (log_probs * action).sum(-1), lambda: -(log_probs.exp() * log_probs).sum(-1)
+
+
+def _scored(head: DiagonalGaussian, params: Tensor, action: Tensor) -> Scores:
+    log_prob, entropy = head.score(params, action)
+    return log_prob, lambda: entropy
+
+
 def acting(run: parts.Run[PPOConfig], deterministic: bool) -> parts.Acting:
     actor = make_loss(run.recipe, run.spaces).actor_network
     return parts.Acting(actor, player_of(actor, run.spaces, deterministic=deterministic))
 
 
-RECIPE = parts.Recipe("ppo", PPOConfig, parts.probe, build, acting)
+RECIPE = parts.Recipe("ppo", PPOConfig, parts.ON_POLICY.probe, build, acting)

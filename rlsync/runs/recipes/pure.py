@@ -39,6 +39,7 @@ from rlsync.runs.compat.trainers import draw_only, fields_read, foreign_hand, st
 from rlsync.runs.compat.trainers import is_actors_turn as is_actors_turn
 from rlsync.runs.recipes import networks
 from rlsync.runs.recipes.checks import has_compiler
+from rlsync.runs.recipes.impala import heads
 from rlsync.runs.recipes.replay.normalize import Standardize, Standardized
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config
@@ -86,12 +87,13 @@ class Network(NamedTuple):
 
 #: What layers compute with their own tensors, buffers first.
 _LAYERS: dict[type, Callable[..., Tensor]] = {
-    nn.Linear: linear, nn.ReLU: torch.relu, nn.Tanh: torch.tanh, nn.BatchNorm1d: batch_norm
+    nn.Linear: linear, nn.ReLU: torch.relu, nn.Tanh: torch.tanh, nn.BatchNorm1d: batch_norm,
+    networks.FreeScale: networks.with_scale,
 }  # fmt: skip
 #: What holds layers, or comes after them and is part of the losses.
 _AROUND = {
-    networks.MixedMLP, networks.NormedLinear, MLP, ProbabilisticActor, QValueActor, QValueModule,
-    SafeProbabilisticModule, Standardized, TanhModule, ValueOperator, nn.ModuleList, nn.Sequential,
+    heads.LocAndScale, networks.MixedMLP, networks.NormedLinear, MLP, ProbabilisticActor, QValueActor,
+    QValueModule, SafeProbabilisticModule, Standardized, TanhModule, ValueOperator, nn.ModuleList, nn.Sequential,
     tdnn.NormalParamExtractor, tdnn.TensorDictModule, tdnn.TensorDictSequential, tdnn.biased_softplus,
 }  # fmt: skip
 

@@ -290,6 +290,9 @@ class PPOConfig(RecipeConfig):
     gae_lambda: float = bounds.fraction(0.95)
     #: How far the probability ratio may move before it is clipped; 0.2 as in the paper.
     clip_epsilon: float = bounds.in_buffer(bounds.above_zero(0.2), "clip_epsilon")
+    #: Whether the advantages of a minibatch lose their mean and are divided by their deviation, so that the step
+    #: does not grow with the rewards.
+    normalize_advantage: bool = False
     #: Weight of the entropy bonus; 0: none, since CartPole needs no more exploration than sampling gives.
     entropy_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.0), "entropy_coeff")
     #: Weight of the critic's loss.

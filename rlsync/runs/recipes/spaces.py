@@ -97,10 +97,14 @@ class Takes:
     actions: Literal["discrete", "box", "any"]
     examples: str  # ids of some of them, for the cure of an error
     pictures: bool = False  # whether it takes the pictures of a RenderedConfig, too
+    # whether numbers of an action may lack bounds: a policy that draws them from a normal distribution
+    unbounded: bool = False
 
     def __str__(self) -> str:
         kinds = {"discrete": "discrete actions", "box": "continuous actions"}
         kinds["any"] = "discrete or bounded continuous actions"
+        if self.unbounded:
+            kinds["any"] = "discrete or continuous actions"
         if self.pictures:
             observations = "a flat observation or a picture (env=rendered)"
         else:
@@ -146,7 +150,7 @@ class Takes:
             with np.errstate(over="ignore", invalid="ignore"):
                 # networks and updates compute with float32
                 span = np.float32(high) - np.float32(low)
-            if not np.isfinite(span):
+            if not (self.unbounded or np.isfinite(span)):
                 return f"number {number} of its action goes from {low:g} to {high:g}, no finite range in float32"
             if span == 0:
                 return f"number {number} of its action can only be {low:g}"
@@ -157,10 +161,13 @@ class Takes:
         return ConfigError(f"this recipe cannot learn {name!r}: {why}", "env.id", cure)
 
 
-#: What PPO and DQN take, and recipes that are written after their example.
+#: What DQN takes, and recipes that are written after its example.
 DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
 
 BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")  #: what SAC and TD3 take
+
+#: what PPO takes
+ON_POLICY = Takes("any", "CartPole-v1, Pendulum-v1 or HalfCheetah-v5", unbounded=True)
 
 #: what dreamer_v3 takes
 ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)

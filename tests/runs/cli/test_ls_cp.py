@@ -92,7 +92,7 @@ def test_each_command_that_cp_prints_composes_the_copy(
 
 
 def test_an_edit_of_the_copy_is_what_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (_, *words), _ = commands_for("recipe/ppo", capsys=capsys)
+    (_, *words), *_ = commands_for("recipe/ppo", capsys=capsys)
     copy = here / "my_configs" / "recipe" / "my_ppo.yaml"
     copy.write_text(copy.read_text().replace("lr: 0.002", "lr: 0.0125"))
     assert main([*words, "--cfg", "job"]) == 0

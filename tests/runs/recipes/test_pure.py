@@ -39,12 +39,14 @@ UPDATES: dict[str, Callable[[Trainer], pure.Update]] = {
     "crossq": lambda t: sac.crossq_update(t.loss_module, t.optimizer),
     "dqn": lambda t: dqn.pure_update(t.loss_module, t.optimizer),
     "ppo": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
+    "ppo, numbers": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
     "td3": lambda t: td3.pure_update(t.loss_module, t.optimization_stepper),
 }
 SETTINGS: dict[str, type[RecipeConfig]] = {
     "crossq": CrossQConfig,
     "dqn": DQNConfig,
     "ppo": PPOConfig,
+    "ppo, numbers": PPOConfig,
     "sac": SACConfig,
     "td3": TD3Config,
 }
@@ -72,9 +74,11 @@ class Drawn:
             "hidden": [draw.choice([4, 16]) for _ in range(draw.randint(1, 3))],
             "gamma": draw.choice([0.9, 0.99]),
         }
-        if self.name != "ppo":
+        if SETTINGS[self.name] is PPOConfig:
+            self.keys["normalize_advantage"] = draw.random() < 0.5 and self.rows > 1
+        else:
             self.keys["normalize"] = NormalizeConfig(observations=draw.random() < 0.4, clip=1.5)
-        if not self.discrete:
+        if self.name in ("sac", "crossq", "td3"):
             self.keys["critic_lr"] = draw.choice([None, 3e-3])
 
     @property
@@ -102,7 +106,7 @@ class Drawn:
         loss.to(self.device, self.dtype)
         if isinstance(settings, OffPolicyConfig) and settings.normalize.observations:
             write_statistics(loss, *(torch.rand(2, self.features, dtype=self.dtype) + 0.5).to(self.device))
-        if self.name == "ppo":
+        if isinstance(settings, PPOConfig):
             return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5, fused=True))
         if self.name == "dqn":
             target = dqn.CopyEvery(loss, value_network_update_interval=self.copies_every)
@@ -143,7 +147,7 @@ class Drawn:
                 "truncated": truncated,
             },
         }
-        if self.name == "ppo":
+        if SETTINGS[self.name] is PPOConfig:
             log_prob = -normal().abs()
             rows |= {"action_log_prob": log_prob, "advantage": normal(1), "value_target": normal(1)}
             return TensorDict(rows, [self.rows]).to(self.device)
@@ -319,7 +323,7 @@ def test_a_hook_or_a_network_that_would_be_passed_by_sends_updates_torchrls_way_
     handle.remove()
     stepper.look()
     assert stepper.why_not is None
-    network = trainer.loss_module.critic_network if name == "ppo" else stepper._update.networks[-1]
+    network = trainer.loss_module.critic_network if "ppo" in name else stepper._update.networks[-1]
     layer = next(module for module in network.modules() if isinstance(module, MLP))
     layer[1] = nn.SiLU()
     other = PureStepper(lambda: UPDATES[name](trainer))

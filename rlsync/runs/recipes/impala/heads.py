@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import ActionSpec, DiscreteActions
@@ -237,9 +237,29 @@ class DiagonalGaussian(PolicyHead):
     def encode(self, action: Tensor) -> Tensor:
         return action.to(torch.float32)
 
+    def loc_and_scale(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Location and scale of each number, both ``[..., size]``.
+
+        Args:
+            params: [..., width].
+        """
+        loc, log_scale = self._split(params)
+        return loc, log_scale.exp()
+
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         loc, log_scale = wide(params)[0].split(self.size, -1)
         return loc, log_scale.clamp(self.min_log_scale, self.max_log_scale)
+
+
+class LocAndScale(nn.Module):
+    """The parameters of a :class:`DiagonalGaussian` as location and scale, for TorchRL's distributions."""
+
+    def __init__(self, head: DiagonalGaussian) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head.loc_and_scale(params)
 
 
 def head_for(actions: ActionSpec) -> PolicyHead:
