@@ -35,6 +35,10 @@ UNROLLS = ("recipe.total_frames=640", "env.num_envs=2")
 RECIPES = {
     # Long enough that a worker whose environment raises in each life has ended too often.
     "ppo": ("choice", ("recipe.num_epochs=1", "recipe.total_frames=1024", "collector.frames_per_batch=64")),
+    "ppo of numbers": (
+        "numbers",
+        ("recipe.num_epochs=1", "recipe.total_frames=1024", "collector.frames_per_batch=64"),
+    ),
     "dqn": ("choice", OFF_POLICY),
     "sac": ("numbers", OFF_POLICY),
     "td3": ("numbers", OFF_POLICY),
@@ -76,7 +80,7 @@ def test_a_check_finds_what_a_run_finds_and_no_run_that_ends_well_has_a_wrong_nu
 ) -> None:
     actions, short = RECIPES[recipe]
     odd = ("env=gymnasium", f"env.id={ID}", f"+env.kwargs.kind={kind}", f"+env.kwargs.actions={actions}")
-    words = (f"recipe={recipe}", *odd, *short, *COMMON)
+    words = (f"recipe={recipe.partition(' ')[0]}", *odd, *short, *COMMON)
     checked = run_program("rlsync", "check", "--json", *words, cwd=tmp_path, timeout_s=ENDS_WITHIN_S / 2)
     trained = run_program("rlsync", "train", "run_dir=run", *words, cwd=tmp_path, timeout_s=ENDS_WITHIN_S / 2)
     both = "\n".join(

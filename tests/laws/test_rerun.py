@@ -220,6 +220,12 @@ def small_ppo(folder: Path) -> Config:
     )
 
 
+def small_ppo_of_numbers(folder: Path) -> Config:
+    config = small_ppo(folder)
+    config.env = EnvConfig("Pendulum-v1")
+    return config
+
+
 def small_dqn(folder: Path) -> Config:
     return Config(
         run_dir=str(folder),
@@ -241,7 +247,9 @@ def small_dqn(folder: Path) -> Config:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("recipe", "given"), [(ppo.RECIPE, small_ppo), (dqn.RECIPE, small_dqn)], ids=["ppo", "dqn"]
+    ("recipe", "given"),
+    [(ppo.RECIPE, small_ppo), (ppo.RECIPE, small_ppo_of_numbers), (dqn.RECIPE, small_dqn)],
+    ids=["ppo", "ppo, numbers", "dqn"],
 )
 def test_a_free_run_of_transitions_is_made_again(tmp_path: Path, recipe, given) -> None:
     stops = faults({2: (0, signal.SIGSTOP), 6: (0, signal.SIGCONT)})
