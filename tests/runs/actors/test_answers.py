@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 import torch
+from gymnasium import ObservationWrapper
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Tuple, flatten_space
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import GymEnv
@@ -25,6 +27,7 @@ from rlsync.runs.evaluation.try_out import overwritten, try_out
 from rlsync.runs.recipes.env_settings import EnvConfig, RenderedConfig
 from rlsync.runs.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
 from tests.tools.parts.answering_envs import HORIZON, ID, SAME_ARRAY, VECTOR
+from tests.tools.parts.space_envs import spaced
 
 STEPS = 2 * HORIZON + 1
 
@@ -255,3 +258,44 @@ def test_pictures_that_are_drawn_into_one_array_are_kept_in_frames_and_films() -
         frames.append(envs.frame)
     envs.close()
     assert [int(frame.flat[0]) for frame in frames] == [0, 20, 40, 60, 80]
+
+
+# ---------------------------------------------------------------------------------- choices
+
+
+CHOICES = {
+    "one of n": Discrete(3, start=-1),
+    "several": MultiDiscrete([2, 3]),
+    "bits": MultiBinary(4),
+    "a tuple": Tuple((Discrete(2), MultiBinary(2))),
+}
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+def test_choices_are_seen_as_gymnasiums_vector_of_zeros_and_ones(choices: str) -> None:
+    space = CHOICES[choices]
+    envs = make_venv(spaced(space).spec(), 2)
+    length = flatten_space(space).shape
+    assert envs.observation_shape == length
+    assert envs.observation_dtype is torch.float32
+    envs.reset(0)
+    for _ in range(5):
+        envs.send(torch.zeros(2, dtype=torch.int64))
+        answer = envs.recv()
+        assert set(answer.observation.unique().tolist()) <= {0.0, 1.0}
+        if choices != "bits" and choices != "a tuple":
+            assert (answer.observation.sum(-1) == (2 if choices == "several" else 1)).all()
+    envs.close()
+
+
+def test_a_choice_outside_its_space_is_refused_with_the_space() -> None:
+    class Outside(ObservationWrapper):
+        def observation(self, observation: object) -> int:
+            return 7
+
+    spec = GymnasiumEnvs(spaced(Discrete(3)).id, {"observation": Discrete(3), "wrappers": (Outside,)})
+    envs = make_venv(spec, 1)
+    with pytest.raises(ConfigError, match="outside its space: int 7") as refused:
+        envs.reset(0)
+    assert "Discrete(3)" in refused.value.where
+    envs.close()

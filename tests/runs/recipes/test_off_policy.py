@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.spaces import Dict as DictSpace
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor
 from torch.testing import assert_close
@@ -449,17 +450,11 @@ def test_a_number_of_an_action_whose_range_is_nothing_or_endless_is_refused(
         recipe_of(small("sac")).probe(spaced(action=action))
 
 
-@pytest.mark.parametrize(
-    ("name", "env", "space"),
-    [
-        ("ppo", "FrozenLake-v1", "Discrete"),
-        ("dqn", "FrozenLake-v1", "Discrete"),
-        ("sac", "Blackjack-v1", "Tuple"),
-    ],
-)
-def test_observations_that_are_no_arrays_are_refused_with_what_makes_them_some(name, env, space) -> None:
-    with pytest.raises(ConfigError, match=f"{env!r} gives observations of {space}") as refused:
-        recipe_named(name).probe(EnvConfig(env))
+@pytest.mark.parametrize("name", ["ppo", "dqn", "impala"])
+def test_observations_of_several_parts_are_refused_with_what_makes_them_a_vector(name: str) -> None:
+    parts = DictSpace({"camera": Box(0, 255, (8, 8, 3), np.uint8), "speed": Box(-1, 1, (2,))})
+    with pytest.raises(ConfigError, match="gives observations of Dict") as refused:
+        recipe_named(name).probe(spaced(parts))
     assert "FlattenObservation" in refused.value.cure
 
 

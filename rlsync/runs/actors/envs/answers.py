@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium import Env, Space, Wrapper
+from gymnasium import Env, ObservationWrapper, Space, Wrapper
+from gymnasium.spaces import flatten, flatten_space
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
@@ -74,6 +75,27 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
         if type(info) is not dict:
             info = self._form.info(info, "step")
         return observation, reward, terminated, truncated, info
+
+
+class ChoicesAsVector(ObservationWrapper[Any, Any, Any]):
+    """An environment whose observations are choices, as the vectors of zeros and ones that gymnasium makes.
+
+    An observation outside its space is refused with a ConfigError.
+    """
+
+    def __init__(self, env: CheckedEnv, name: str) -> None:
+        super().__init__(env)
+        self._name = name
+        self._choices = env.observation_space
+        self.observation_space = flatten_space(self._choices)
+
+    def observation(self, observation: Any) -> Any:
+        if not self._choices.contains(observation):
+            problem = f"{self._name!r} answers with an observation outside its space: {_shown(observation)}"
+            where = f"the environment {self._name!r}, whose observation space is {self._choices}"
+            cure = "correct what it returns, or give it the space of its answers"
+            raise ConfigError(problem, where, cure)
+        return flatten(self._choices, observation)
 
 
 class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1's takes no types
@@ -242,6 +264,8 @@ def _shown(value: Any) -> str:
         return f"{form}, {value.tolist()}"
     if value is None:
         return "None"
+    if isinstance(value, np.generic):
+        value = value.item()
     return f"{type(value).__name__} {reprlib.repr(value)}"
 
 

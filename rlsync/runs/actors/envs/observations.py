@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -59,6 +59,23 @@ class Observations:
         low = self.seen(of.low).numpy()
         high = self.seen(of.high).numpy()
         return Box(low, high, dtype=low.dtype.type)
+
+
+def are_choices(space: Space[Any]) -> bool:
+    """Whether observations are one or several of a number of choices, in a tuple or not.
+
+    Players see them as a vector of zeros and ones, in the order of :func:`gymnasium.spaces.flatten`.
+
+    Args:
+        space: of the observations of one environment.
+
+    Example:
+        >>> are_choices(Tuple((Discrete(3), Discrete(2)))), are_choices(Box(0, 1, (3,)))
+        (True, False)
+    """
+    if isinstance(space, Tuple):
+        return all(map(are_choices, space.spaces))
+    return isinstance(space, Discrete | MultiDiscrete | MultiBinary)
 
 
 def observations_of(space: Space[Any], name: str) -> Observations:

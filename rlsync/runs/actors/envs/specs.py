@@ -20,7 +20,8 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from rlsync import ConfigError
-from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
+from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv, ChoicesAsVector
+from rlsync.runs.actors.envs.observations import are_choices
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
 from rlsync.seams import first_line
 
@@ -74,6 +75,8 @@ class GymnasiumEnvs:
         env = self._one(options)
         for wrap in wrappers:
             env = wrap(env)
+        if are_choices(env.observation_space):
+            env = ChoicesAsVector(CheckedEnv(env, self.id), self.id)
         return CheckedEnv(env, self.id)
 
     def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
