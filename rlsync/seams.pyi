@@ -24,7 +24,7 @@ from rlsync.core.plan import POLICY as POLICY
 from rlsync.core.trigger import Counters as Counters, Trigger as Trigger
 from rlsync.tensors import device as device, sendable as sendable, target as target
 from rlsync.tensors.digest import all_finite as all_finite, digest as digest
-from rlsync.tensors.layout import dtype_named as dtype_named, Layout as Layout, LeafSpec as LeafSpec
+from rlsync.tensors.layout import dtype_named as dtype_named, Layout as Layout
 from rlsync.tensors.leaves import Leaves as Leaves
 from rlsync.transport import shared_file as shared_file
 from rlsync.transport.board.format import (
@@ -53,13 +53,9 @@ from rlsync.torchrl_plugin.collectors.choose import endpoint_of as endpoint_of
 from rlsync.torchrl_plugin.compat import in_place_of as in_place_of, trainers as trainers
 from rlsync.torchrl_plugin.compat.collectors import around_arrivals as around_arrivals
 from rlsync.torchrl_plugin.compat.stamps import STAMP as STAMP
-from rlsync.torchrl_plugin.dreamer.player import (
-    NO_VERSION as NO_VERSION,
-    STATE_VERSION as STATE_VERSION,
-)
 from rlsync.torchrl_plugin.ending import last_checkpoint as last_checkpoint
 from rlsync.torchrl_plugin.examine import verdicts as verdicts
-from rlsync.torchrl_plugin.examine.examine import Examination as Examination, examine as examine
+from rlsync.torchrl_plugin.examine.examine import examine as examine
 from rlsync.torchrl_plugin.examine.machine import machine_findings as machine_findings
 from rlsync.torchrl_plugin.hooks import ages as ages, misuse as misuse
 from rlsync.record import planned as planned, schedule as schedule

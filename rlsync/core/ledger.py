@@ -32,6 +32,11 @@ class Stamp(NamedTuple):
 
 NOTHING = Stamp(0, 0)  #: before the first publish
 
+#: The key under which a frame says which version made the recurrent state that it began with.
+STATE_VERSION = "state_version"
+
+NO_VERSION = -1  #: what stands there where a step began with zeros, or where frames are not stamped
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:

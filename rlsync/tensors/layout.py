@@ -109,6 +109,16 @@ class Layout:
         return specs_to_json(self.destinations)
 
     @classmethod
+    def of_arrays(
+        cls, destination: str, arrays: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    ) -> Layout:
+        """Lay out arrays of these shapes and dtypes, in the order given."""
+        leaves = []
+        for name, (shape, dtype) in arrays.items():
+            leaves.append(LeafSpec(name, "buffer", shape, dtype))
+        return cls.build({destination: leaves})
+
+    @classmethod
     def from_json(cls, data: bytes) -> Layout:
         """The inverse of :meth:`to_json`."""
         return cls.build(specs_from_json(data))

@@ -45,7 +45,7 @@ from torch import Tensor
 from rlsync import ConfigError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.player import Playable, Player, Record, player_of
-from rlsync.seams import Layout, LeafSpec, user_input
+from rlsync.seams import Layout, user_input
 
 # workers need the names below and lay slots out, and tensordict takes seconds to import
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ class RolloutShape:
 
     def layout(self, player: Player) -> Layout:
         """The arrays of one slot. Final observations lie last: pages that are not written cost no memory."""
-        arrays = self.arrays(player)
-        leaves = [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]
-        return Layout.build({"rollout": leaves})
+        return Layout.of_arrays("rollout", self.arrays(player))
 
     def arrays(self, player: Player) -> _Arrays:
         steps = (self.steps, self.num_envs)

@@ -11,7 +11,7 @@ from rlsync.runs.life.apart import Failed, Say, Stage, run_apart
 from rlsync.runs.life.users_trainer import NamedTrainer
 from rlsync.runs.recipes.settings import Config, EnvConfig
 from rlsync.runs.recipes.spaces import played
-from rlsync.seams import Examination, examine, verdicts
+from rlsync.seams import examine, verdicts
 
 #: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
 _STEPS = 4
@@ -70,7 +70,7 @@ def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[verdicts.Fi
     result = run_apart(_examine, target, timeout_s)
     if isinstance(result, Failed):
         return [verdicts.Finding("fail", "trainer", result.why, result.cure)]
-    assert isinstance(result, Examination)
+    assert isinstance(result, verdicts.Examination)
     return verdicts.findings_of(result)
 
 

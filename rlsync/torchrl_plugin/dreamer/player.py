@@ -13,16 +13,12 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import NO_VERSION, STATE_VERSION
 from rlsync.core.user_input import check_choice, check_count
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.dreamer.map import parts_of_player, state_shapes
 
 OnAdoption = Literal["keep", "reset", "recompute"]
-
-#: The key under which a frame says which version made the state that it began with.
-STATE_VERSION = "state_version"
-
-NO_VERSION = -1  #: what stands there where a step began with zeros, or where frames are not stamped
 
 
 class DreamerPlayer(TensorDictModuleBase):

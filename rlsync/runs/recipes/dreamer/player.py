@@ -15,7 +15,7 @@ from torchrl.modules.distributions.utils import safetanh_noeps
 from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
 from rlsync.runs.recipes.spaces import Spaces
-from rlsync.seams import NO_VERSION, POLICY, STATE_VERSION
+from rlsync.seams import POLICY, ledger
 
 STATE = "state"  #: what is drawn, given the belief and an observation
 BELIEF = "belief"  #: what is computed of all steps before
@@ -84,7 +84,7 @@ class WorldModelPlayer(Player):
         if on_adoption is None:
             records = []
         else:
-            records = [Record(STATE_VERSION, (), torch.int64)]
+            records = [Record(ledger.STATE_VERSION, (), torch.int64)]
         super().__init__(
             {POLICY: network},
             spaces.player_actions(),
@@ -125,8 +125,8 @@ class WorldModelPlayer(Player):
         }
         if self._on_adoption is None:
             return begun
-        none = torch.full((num_envs,), NO_VERSION, device="cpu")
-        begun |= {STATE_VERSION: none, _VERSION: none.clone()}
+        none = torch.full((num_envs,), ledger.NO_VERSION, device="cpu")
+        begun |= {ledger.STATE_VERSION: none, _VERSION: none.clone()}
         if self._on_adoption == "recompute":
             past = (num_envs, self._window)
             dtype = self.observation_dtype
@@ -142,17 +142,17 @@ class WorldModelPlayer(Player):
     def adopted(self, state: State, version: int) -> State:
         if self._on_adoption is None:
             return state
-        made_by = state[STATE_VERSION]
-        stale = (made_by != NO_VERSION) & (made_by != version)
+        made_by = state[ledger.STATE_VERSION]
+        stale = (made_by != ledger.NO_VERSION) & (made_by != version)
         state = {**state, _VERSION: torch.full_like(made_by, version)}
         if self._on_adoption == "keep" or not bool(stale.any()):
             return state
         if self._on_adoption == "reset":
-            return state | {STATE_VERSION: made_by.masked_fill(stale, NO_VERSION)}
+            return state | {ledger.STATE_VERSION: made_by.masked_fill(stale, ledger.NO_VERSION)}
         again = self._recomputed(state)
         for key in self._carried:
             state[key] = torch.where(stale.unsqueeze(-1), again[key], state[key])
-        state[STATE_VERSION] = made_by.masked_fill(stale, version)
+        state[ledger.STATE_VERSION] = made_by.masked_fill(stale, version)
         return state
 
     def act(
@@ -165,8 +165,8 @@ class WorldModelPlayer(Player):
     ) -> Acted:
         begins = is_init
         if self._on_adoption is not None:
-            made_by = state[STATE_VERSION].masked_fill(is_init, NO_VERSION)
-            begins = made_by == NO_VERSION
+            made_by = state[ledger.STATE_VERSION].masked_fill(is_init, ledger.NO_VERSION)
+            begins = made_by == ledger.NO_VERSION
 
         # Not len(observation): torch.export would take the number of environments for a constant.
         shape = (observation.shape[0], *self._noise)
@@ -184,10 +184,10 @@ class WorldModelPlayer(Player):
             choice = action.argmax(-1)
         if self._on_adoption is None:
             return Acted(choice, {}, after)
-        after |= {STATE_VERSION: state[_VERSION], _VERSION: state[_VERSION]}
+        after |= {ledger.STATE_VERSION: state[_VERSION], _VERSION: state[_VERSION]}
         if self._on_adoption == "recompute":
             after |= self._remembered(state, observation, noise, action, is_init)
-        return Acted(choice, {STATE_VERSION: made_by}, after)
+        return Acted(choice, {ledger.STATE_VERSION: made_by}, after)
 
     def instead(self, acted: Acted, action: Tensor) -> Acted:
         """The model learns of the action that is done: it is the one that the next step begins with."""
