@@ -5,7 +5,8 @@
 #   make test-all      all tests, also the long storms, whole products of parameters and runs that learn
 #   make test-touched  what `make test` leaves out, of the folders of tests that this branch concerns
 #   make test-quick    the short tests that start no process, for the time between two edits
-#   make test-plug     the tests of the plug, in an environment of its own without hydra, omegaconf, rich and what only runs need
+#   make test-plug     the tests of the plug, in an environment of its own without hydra, omegaconf, rich and what only runs
+#                      need; plug-tests runs them in the present VENV
 #   make same          compares short runs of every recipe, and a few publishes, with those of the merge base with main
 #   make check         all checks but the tests: format, lint, types, floors and docs, each also a target of its own
 #   make docs          builds the documentation into docs/_build/html
@@ -43,7 +44,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || e
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all test-touched test-quick test-plug same check format lint types floors docs claims configs wheel hooks \
+.PHONY: help train test test-all test-touched test-quick test-plug plug-tests same check format lint types floors docs claims configs wheel hooks \
 	clean compat compat-lowest compat-highest compat-tests
 
 help:
@@ -73,15 +74,13 @@ test-quick: JOBS = $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 test-quick: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds and not thorough' $(ARGS)
 
-# rlsync is not installed there, for its wheel brings what runs need.
-PLUG := .compat/plug
-PLUG_NEEDS := torchrl tensordict gymnasium psutil packaging pytest pytest-xdist pytest-timeout hypothesis pyyaml
 PLUG_TESTS := tests/core tests/tensors tests/transport tests/sync tests/torchrl_plugin tests/record
+
 test-plug:
-	@test -x $(PLUG)/bin/python || $(PYTHON) -m venv $(PLUG)
-	@$(PLUG)/bin/python -m pip --disable-pip-version-check install --quiet -c $(CONSTRAINTS) torch
-	@$(PLUG)/bin/python -m pip --disable-pip-version-check install --quiet -c $(CONSTRAINTS) $(PLUG_NEEDS)
-	PYTHONPATH=$(CURDIR) $(PLUG)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not thorough' $(PLUG_TESTS) $(ARGS)
+	@$(MAKE) --no-print-directory plug-tests VENV=.compat/plug
+
+plug-tests: $(VENV)/.stamp-plug
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not thorough' $(PLUG_TESTS) $(ARGS)
 
 same: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.laws.same $(ARGS)
@@ -152,6 +151,12 @@ $(BIN)/python:
 $(VENV)/.stamp-torch: $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing torch into $(VENV): 192 MB to download if it is CPU-only, some GB with CUDA; this can take minutes"
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+# rlsync itself is not installed there, for its wheel brings what runs need.
+PLUG_NEEDS := torchrl tensordict gymnasium psutil packaging pytest pytest-xdist pytest-timeout hypothesis pyyaml
+$(VENV)/.stamp-plug: $(VENV)/.stamp-torch
+	@$(PIP) $(PLUG_NEEDS)
 	@touch $@
 
 $(VENV)/.stamp-run: pyproject.toml $(VENV)/.stamp-torch

@@ -6,20 +6,6 @@ begins with a small letter and is a module stands for its functions: ``seams.fam
 each one is.
 """
 
-from rlsync import _loaded, _names_in
+from rlsync import _lazily
 
-_MODULES = _names_in(__file__)
-
-__all__ = [*_MODULES]  # they are texts
-
-
-def __getattr__(name: str) -> object:
-    """Load a seam (PEP 562). Python calls this for names that the module does not have yet."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = seam = _loaded(name, _MODULES)  # the next use finds it here
-    return seam
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = _lazily(globals())

@@ -85,7 +85,7 @@ def cure_of(refusal: OSError, folder: Path) -> str | None:
 
 
 def require_place(folder: Path, where: str, cure: str) -> None:
-    """The same for a folder that may have to be made, with those above it."""
+    """As :func:`require_writable`, for a folder that may have to be made, with those above it."""
     require_writable(_place(folder), where, cure)
 
 

@@ -28,6 +28,7 @@ from rlsync.runs.config.composing import (
 from rlsync.runs.life.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.runs.life.state import learner_in
 from rlsync.runs.recipes import checks
+from rlsync.runs.recipes.bounds import refuse
 from rlsync.runs.recipes.evaluating import require_screen
 from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
@@ -197,8 +198,8 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
     jobs: list[Job] = []
     errors: list[RlsyncError] = list(line.errors)
     with own_hydra.initialised(line.flags.config_path):
-        compositions = [composition(line, words) for words in line.jobs]
-        for words, (composed, faults) in zip(line.jobs, compositions, strict=True):
+        for words in line.jobs:
+            composed, faults = composition(line, words)
             job, wrong = _examined_job(line, words, composed, faults)
             errors += wrong
             if job is not None:
@@ -288,8 +289,7 @@ def recorded_job(line: CommandLine, words: Sequence[str], added: Collection[str]
 def _refuse(errors: Sequence[RlsyncError]) -> None:
     if len(errors) > 1:
         raise ManyErrors(errors)
-    for error in errors:
-        raise error
+    refuse(errors)
 
 
 def words_of_sweep(line: CommandLine, jobs: list[Job]) -> list[str]:

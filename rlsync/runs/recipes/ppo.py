@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn, optim
+from torch.distributions import Distribution
 from torch.nn.functional import smooth_l1_loss
 from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
@@ -72,14 +73,16 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
             nn.Sequential(policy_net, FreeScale(spaces.actions)), LocAndScale(head)
         )
         parameters = ["loc", "scale"]
+        distribution: type[Distribution] = IndependentNormal
     else:
         network = policy_net
         parameters = ["logits"]
+        distribution = OneHotCategorical
     actor = ProbabilisticActor(
         TensorDictModule(network, in_keys=["observation"], out_keys=parameters),
         in_keys=parameters,
         spec=Composite(action=spaces.action_spec),
-        distribution_class=OneHotCategorical if spaces.discrete else IndependentNormal,
+        distribution_class=distribution,
         return_log_prob=True,
     )
     value_net = parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0)
