@@ -1,6 +1,6 @@
 """Compare the agent steps per second of the recipe ``impala`` on Pong with Sample Factory and TorchRL.
 
-    python benchmarks/actor_learner.py [--seconds 60] [--rounds 1] [--only NAME ...] [--torso shallow]
+    python benchmarks/actor_learner.py [--seconds 60] [--rounds 1] [--only NAME ...] [--torso nature]
                                        [--lstm 0] [--cluster] [--peer-venv FOLDER] [--out FILE.json]
                                        [--table FILE.md]
 
@@ -94,9 +94,9 @@ def run_torchrl(options: argparse.Namespace) -> list[str] | None:
 
 
 def run_rllib(options: argparse.Namespace) -> list[str] | None:
-    """The command for RLlib, in its own virtual environment. None with an LSTM or a deep torso."""
-    if options.lstm or options.torso != "shallow":
-        print("rllib: left out, it is compared with the shallow torso, without an LSTM")
+    """The command for RLlib, in its own virtual environment. None with an LSTM or an impala torso."""
+    if options.lstm or options.torso != "nature":
+        print("rllib: left out, it is compared with the nature torso, without an LSTM")
         return None
     python = RLLIB.python(options.peer_venv)
     return [
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=32)
-    parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--torso", choices=["nature", "impala"], default="nature")
     parser.add_argument("--lstm", type=int, default=0, help="units")
     parser.add_argument(
         "--peer-venv", type=Path, help="of Sample Factory or, with --cluster, of RLlib"

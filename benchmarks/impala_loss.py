@@ -1,6 +1,6 @@
 """Learner steps per second of ImpalaLoss and of TorchRL's VTrace + A2CLoss, forward and backward.
 
-    python benchmarks/impala_loss.py [--steps 20] [--envs 8] [--torso shallow] [--lstm 0] [--threads 1]
+    python benchmarks/impala_loss.py [--steps 20] [--envs 8] [--torso nature] [--lstm 0] [--threads 1]
                                      [--repeats 9] [--out FILE]
 
 The batch has T x B steps of 84 x 84 x 4 uint8 pixels. "steps/s" is T * B divided by the median time of one
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--envs", type=int, default=8)
-    parser.add_argument("--torso", default="shallow", choices=["shallow", "deep"])
+    parser.add_argument("--torso", default="nature", choices=["nature", "impala"])
     parser.add_argument("--lstm", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)

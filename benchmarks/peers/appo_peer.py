@@ -1,7 +1,7 @@
 """Sample Factory's APPO on Pong. It reports its steps, and runs in its own virtual environment.
 
     PEER_PYTHON benchmarks/peers/appo_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
-                                              [--batch 256] [--torso shallow] [--lstm 0]
+                                              [--batch 256] [--torso nature] [--lstm 0]
                                               [--until RETURN --out FILE.csv] [--shipped]
                                               [Sample Factory's own arguments]
 
@@ -139,10 +139,10 @@ def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:
             "use_rnn": bool(options.lstm),
             "rnn_type": "lstm",
             "rnn_size": options.lstm or 1,
-            "encoder_conv_architecture": {"shallow": "convnet_atari", "deep": "resnet_impala"}[
+            "encoder_conv_architecture": {"nature": "convnet_atari", "impala": "resnet_impala"}[
                 options.torso
             ],
-            "encoder_conv_mlp_layers": {"shallow": 512, "deep": 256}[options.torso],
+            "encoder_conv_mlp_layers": {"nature": 512, "impala": 256}[options.torso],
             "nonlinearity": "relu",
             "obs_scale": 255.0,
             "normalize_input": False,
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--torso", choices=["nature", "impala"], default="nature")
     parser.add_argument("--lstm", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shipped", action="store_true")

@@ -1,13 +1,13 @@
 """RLlib's IMPALA (new API stack) on Pong. It reports its steps, and runs in its own virtual environment.
 
     PEER_PYTHON benchmarks/peers/rllib_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
-                                               [--batch 256] [--torso shallow] [--lstm 0] [--aggregators 0]
+                                               [--batch 256] [--torso nature] [--lstm 0] [--aggregators 0]
 
 Steps are those that the learner has trained on, without frame skip. The settings of RLlib's documentation for
 throughput are its defaults for IMPALA: a learner of its own, env runners that pull the newest weights when
 they begin to sample, and weights sent after every update. The environment is its stock wrapper for Atari on
 the new API stack, with frames stacked in the environment. Its env runners get the priority of the learner, as
-rlsync's workers do. ``--lstm`` must be 0 and ``--torso`` shallow.
+rlsync's workers do. ``--lstm`` must be 0 and ``--torso`` nature.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--torso", choices=["shallow"], default="shallow")
+    parser.add_argument("--torso", choices=["nature"], default="nature")
     parser.add_argument("--lstm", type=int, choices=[0], default=0)
     parser.add_argument("--aggregators", type=int, default=0)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """rlsync's recipe ``impala`` on Pong. It reports its steps.
 
     python benchmarks/peers/rlsync_peer.py --precision fp32 --seconds 60 [--workers 2] [--envs 8]
-                                           [--rollout 32] [--torso shallow] [--lstm 0] [--torso-threads 1]
+                                           [--rollout 32] [--torso nature] [--lstm 0] [--torso-threads 1]
                                            [--cluster] [--lag K]
 
 This is the training of ``rlsync train recipe=impala env=pong``, built in Python so that it can end after a
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=32)
-    parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--torso", choices=["nature", "impala"], default="nature")
     parser.add_argument("--lstm", type=int, default=0)
     parser.add_argument("--torso-threads", type=int, default=1)
     parser.add_argument("--lag", type=int, help="collector.lag; by default the run is free")

@@ -1,7 +1,7 @@
 """TorchRL's MultiAsyncCollector, VTrace and A2CLoss on Pong. It reports its steps.
 
     python benchmarks/peers/torchrl_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
-                                            [--torso shallow] [--no-shifted] [--no-channels-last]
+                                            [--torso nature] [--no-shifted] [--no-channels-last]
 
 The settings are the fastest of TorchRL: ale-py's C++ vector environment under TorchRL's wrapper,
 VTrace(shifted=True), which computes the value of each observation once, and channels-last convolutions. The
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--shifted", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--torso", choices=["nature", "impala"], default="nature")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

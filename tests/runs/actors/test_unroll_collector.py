@@ -218,7 +218,7 @@ def test_every_batch_is_as_the_contract_says(env: EnvSpec, head: Any, options: d
 @pytest.mark.thorough
 @pytest.mark.processes
 def test_atari_unrolls_are_as_the_contract_says_and_their_log_probabilities_true() -> None:
-    network = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(32,), channels_last=True)
+    network = ImpalaNet((4, 84, 84), Categorical(6), torso="nature", hidden=(32,), channels_last=True)
     with collecting(network, PONG, num_workers=1, overlap=True, steps=8) as collector:
         finals = 0
         for batch in itertools.islice(collector, 4):
@@ -485,7 +485,7 @@ def test_the_workers_answer_what_they_act_with() -> None:
 @pytest.mark.thorough
 @pytest.mark.processes
 def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rounded_weights() -> None:
-    network = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(16,), lstm=4)
+    network = ImpalaNet((4, 84, 84), Categorical(6), torso="nature", hidden=(16,), lstm=4)
     with collecting(network, PONG, envs_per_worker=2, steps=2, dtype=torch.bfloat16) as collector:
         trainer = make_trainer(collector, network, frames=4)
         declared = Source("loss_module.actor_network", dtype=torch.bfloat16)
@@ -508,7 +508,7 @@ def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rou
         batch = next(batches)
         assert (batch["policy_version"] == 2).all()
         check_batch(batch, network)
-        rounded = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(16,), lstm=4)
+        rounded = ImpalaNet((4, 84, 84), Categorical(6), torso="nature", hidden=(16,), lstm=4)
         rounded.load_state_dict(network.state_dict())
         log_prob, _ = recomputed(rounded.bfloat16().float(), batch)
         assert torch.allclose(log_prob, batch["behaviour_log_prob"], atol=0.05)

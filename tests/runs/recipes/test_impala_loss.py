@@ -340,8 +340,8 @@ def test_a_perfect_baseline_explains_all_variance_and_scalars_carry_no_gradient(
 
 
 def test_bfloat16_stays_in_the_network() -> None:
-    net = ImpalaNet((4, 84, 84), Categorical(3), torso="shallow")
-    fast = ImpalaNet((4, 84, 84), Categorical(3), torso="shallow", bfloat16=True, channels_last=True)
+    net = ImpalaNet((4, 84, 84), Categorical(3), torso="nature")
+    fast = ImpalaNet((4, 84, 84), Categorical(3), torso="nature", bfloat16=True, channels_last=True)
     fast.load_state_dict(net.state_dict())
     never = torch.zeros(3, 2, dtype=torch.bool)
     batch = TensorDict(

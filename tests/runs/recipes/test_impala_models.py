@@ -63,7 +63,7 @@ def stepped(net: ImpalaNet, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("last", [False, True], ids=["", "last"])
 @pytest.mark.parametrize("lstm", [0, 16], ids=["plain", "lstm"])
-@pytest.mark.parametrize("torso", ["mlp", "shallow", "deep"])
+@pytest.mark.parametrize("torso", ["mlp", "nature", "impala"])
 @pytest.mark.each_pair
 def test_a_loop_of_steps_gives_what_an_unroll_gives(
     torso: str, lstm: int, last: bool, head: PolicyHead
@@ -155,7 +155,7 @@ def _their_order(ours: Tensor, units: int) -> Tensor:
 
 
 def test_every_parameter_learns() -> None:
-    for torso in ("mlp", "shallow", "deep"):
+    for torso in ("mlp", "nature", "impala"):
         shape = (6,) if torso == "mlp" else PIXELS
         net = ImpalaNet(shape, Categorical(5), torso=torso, lstm=8, last_action=True, last_reward=True)
         out = net(**unroll_inputs(net))
@@ -166,7 +166,7 @@ def test_every_parameter_learns() -> None:
 # ---------------------------------------------------------------------------------- formats
 
 
-@pytest.mark.parametrize("torso", ["shallow", "deep"])
+@pytest.mark.parametrize("torso", ["nature", "impala"])
 def test_uint8_pixels_mean_their_255th(torso: str) -> None:
     net = ImpalaNet(PIXELS, Categorical(5), torso=torso)
     pixels = observations(PIXELS, 4)
@@ -177,7 +177,7 @@ def test_uint8_pixels_mean_their_255th(torso: str) -> None:
 
 
 def test_normalised_pixels_lose_the_mean_of_what_was_learned_from_and_are_in_its_deviations() -> None:
-    net = ImpalaNet(PIXELS, Categorical(5), torso="shallow", channels_last=True, normalize=True)
+    net = ImpalaNet(PIXELS, Categorical(5), torso="nature", channels_last=True, normalize=True)
     pixels: Any = net.pixels
     inputs = unroll_inputs(net)
     unrolls = [torch.randint(0, high, (17, ENVS, *PIXELS), dtype=torch.uint8) for high in (9, 256, 90)]
@@ -194,7 +194,7 @@ def test_normalised_pixels_lose_the_mean_of_what_was_learned_from_and_are_in_its
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("torso", ["shallow", "deep"])
+@pytest.mark.parametrize("torso", ["nature", "impala"])
 @pytest.mark.parametrize("stored_last", [False, True], ids=["stored-first", "stored-last"])
 @pytest.mark.seconds
 def test_channels_last_gives_the_same_values_gradients_and_parameters(torso: str, stored_last: bool) -> None:
@@ -216,7 +216,7 @@ def test_channels_last_gives_the_same_values_gradients_and_parameters(torso: str
 
 
 def test_pixels_that_are_stored_channels_last_are_not_reordered() -> None:
-    net = ImpalaNet(PIXELS, Categorical(5), torso="shallow", channels_last=True)
+    net = ImpalaNet(PIXELS, Categorical(5), torso="nature", channels_last=True)
     stored = torch.zeros(STEPS, ENVS, 84, 84, 4, dtype=torch.uint8)
     flat = stored.permute(0, 1, 4, 2, 3).flatten(0, 1)
     seen: list[Tensor] = []
@@ -227,7 +227,7 @@ def test_pixels_that_are_stored_channels_last_are_not_reordered() -> None:
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("torso", ["shallow", "deep"])
+@pytest.mark.parametrize("torso", ["nature", "impala"])
 def test_with_the_option_all_convolutions_run_channels_last(torso: str) -> None:
     net = ImpalaNet(PIXELS, Categorical(5), torso=torso, channels_last=True)
     outputs: list[Tensor] = []
@@ -241,8 +241,8 @@ def test_with_the_option_all_convolutions_run_channels_last(torso: str) -> None:
 @pytest.mark.seconds
 @pytest.mark.parametrize("outside", [False, True], ids=["option", "caller's autocast"])
 def test_bfloat16_is_for_the_torso_alone(outside: bool) -> None:
-    plain = ImpalaNet(PIXELS, Categorical(5), torso="shallow", lstm=8)
-    fast = ImpalaNet(PIXELS, Categorical(5), torso="shallow", lstm=8, bfloat16=not outside)
+    plain = ImpalaNet(PIXELS, Categorical(5), torso="nature", lstm=8)
+    fast = ImpalaNet(PIXELS, Categorical(5), torso="nature", lstm=8, bfloat16=not outside)
     fast.load_state_dict(plain.state_dict())
     dtypes: dict[str, torch.dtype] = {}
     for name in ("torso.2", "policy", "lstm.inward"):
@@ -273,12 +273,12 @@ def test_a_net_travels_to_another_process() -> None:
 
 
 def test_torsos_are_the_published_ones() -> None:
-    shallow = ImpalaNet(PIXELS, Categorical(5), torso="shallow").torso
-    deep = ImpalaNet((3, 72, 96), Categorical(5), torso="deep").torso
-    sizes = [(m.out_channels, m.kernel_size[0], m.stride[0]) for m in convolutions(shallow)]
+    nature = ImpalaNet(PIXELS, Categorical(5), torso="nature").torso
+    resnet = ImpalaNet((3, 72, 96), Categorical(5), torso="impala").torso
+    sizes = [(m.out_channels, m.kernel_size[0], m.stride[0]) for m in convolutions(nature)]
     assert sizes == [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
-    assert [m.out_channels for m in convolutions(deep)] == [16] * 5 + [32] * 10
-    dense = [m for torso in (shallow, deep) for m in torso.modules() if isinstance(m, nn.Linear)]
+    assert [m.out_channels for m in convolutions(resnet)] == [16] * 5 + [32] * 10
+    dense = [m for torso in (nature, resnet) for m in torso.modules() if isinstance(m, nn.Linear)]
     assert [(m.in_features, m.out_features) for m in dense] == [(3136, 512), (9 * 12 * 32, 256)]
 
 
@@ -370,9 +370,9 @@ def test_a_head_sums_bfloat16_in_float32() -> None:
     ("shape", "settings", "says"),
     [
         ((4,), {"torso": "wide"}, "there is no torso 'wide'"),
-        ((4,), {"torso": "deep"}, "takes pixels"),
+        ((4,), {"torso": "impala"}, "takes pixels"),
         (PIXELS, {}, "takes vectors"),
-        ((4, 20, 20), {"torso": "shallow"}, "too small"),
+        ((4, 20, 20), {"torso": "nature"}, "too small"),
         ((4,), {"hidden": ()}, "widths"),
         ((4,), {"lstm": -1}, "lstm=-1"),
         ((4,), {"normalize": True}, "only pixels"),
@@ -398,7 +398,7 @@ def test_an_input_that_the_net_takes_must_be_given(missing: str) -> None:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("torso", "lstm"), [("mlp", 16), ("shallow", 0), ("deep", 16)])
+@pytest.mark.parametrize(("torso", "lstm"), [("mlp", 16), ("nature", 0), ("impala", 16)])
 @pytest.mark.seconds
 def test_a_torso_in_threads_gives_the_same_outputs_and_gradients(
     torso: str, lstm: int, bfloat16: bool
@@ -421,7 +421,7 @@ def test_a_torso_in_threads_gives_the_same_outputs_and_gradients(
 
 
 def test_the_gradient_of_a_torso_in_threads_is_the_same_every_time() -> None:
-    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="nature", torso_threads=2)
     inputs, grads = unroll_inputs(net), []
     for _ in range(4):
         net.zero_grad()
@@ -432,7 +432,7 @@ def test_the_gradient_of_a_torso_in_threads_is_the_same_every_time() -> None:
 
 
 def test_frozen_parameters_of_a_torso_in_threads_get_no_gradient() -> None:
-    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="nature", torso_threads=2)
     frozen = next(net.torso.parameters()).requires_grad_(False)
     net(**unroll_inputs(net)).value.sum().backward()
     assert frozen.grad is None
@@ -440,7 +440,7 @@ def test_frozen_parameters_of_a_torso_in_threads_get_no_gradient() -> None:
 
 
 def test_a_network_with_a_torso_in_threads_still_travels_to_workers() -> None:
-    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="nature", torso_threads=2)
     net(**unroll_inputs(net)).value.sum().backward()  # the threads are running now
     copied = pickle.loads(pickle.dumps(net))
     inputs = unroll_inputs(net)
@@ -449,7 +449,7 @@ def test_a_network_with_a_torso_in_threads_still_travels_to_workers() -> None:
 
 
 def test_an_error_in_one_thread_reaches_the_caller_and_the_next_pass_runs() -> None:
-    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="nature", torso_threads=2)
     inputs = unroll_inputs(net)
     for _ in range(5):  # a thread that went on could stop the next pass for ever
         with pytest.raises(RuntimeError, match="expected input"):
@@ -459,4 +459,4 @@ def test_an_error_in_one_thread_reaches_the_caller_and_the_next_pass_runs() -> N
 
 def test_a_torso_runs_in_one_thread_at_least() -> None:
     with pytest.raises(ConfigError, match="torso_threads=0"):
-        ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=0)
+        ImpalaNet(PIXELS, HEADS["categorical"], torso="nature", torso_threads=0)

@@ -319,7 +319,7 @@ def test_update_dtype_is_that_of_the_torso(dtype: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.seconds
-@pytest.mark.parametrize("torso", ["shallow", pytest.param("deep", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("torso", ["nature", pytest.param("impala", marks=pytest.mark.thorough)])
 def test_what_acts_on_pixels_in_bfloat16_is_proven(torso: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlsync.tensors.device.bfloat16_instructions", lambda: None)  # they may be slow
     config = small(update_dtype="bfloat16", batch_size=8, model=ModelConfig(torso=torso, normalize=True))

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from rlsync import ConfigError
 
-TORSOS = ("mlp", "shallow", "deep")
+TORSOS = ("mlp", "nature", "impala")
 
 
 class Pixels(nn.Module):
@@ -74,16 +74,16 @@ class Residual(nn.Module):
 def make_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Sequential:
     """The torso of this name, whose last width in ``hidden`` is the number of features.
 
-    ConfigError for other observations. "shallow": Mnih et al. 2015, doi 10.1038/nature14236; "deep": arXiv
+    ConfigError for other observations. "nature": Mnih et al. 2015, doi 10.1038/nature14236; "impala": arXiv
     1802.01561.
     """
     _check_torso(name, shape, hidden)
     if name == "mlp":
         return nn.Sequential(*_dense(int(shape[0]), hidden, nn.Tanh))
-    if name == "shallow":
-        convolutions = _shallow(int(shape[0]))
+    if name == "nature":
+        convolutions = _nature(int(shape[0]))
     else:
-        convolutions = _deep(int(shape[0]))
+        convolutions = _impala(int(shape[0]))
     body = nn.Sequential(*convolutions)
     device = next(body.parameters()).device
     try:
@@ -111,7 +111,7 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
         dims = 3
         takes = "pixels [channels, height, width]"
     if len(shape) != dims:
-        cure = "give 'mlp' for vectors, 'shallow' or 'deep' for pixels"
+        cure = "give 'mlp' for vectors, 'nature' or 'impala' for pixels"
         raise ConfigError(
             f"the torso {name!r} takes {takes}", f"observation shape {list(shape)}", cure
         )
@@ -120,7 +120,7 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
         raise ConfigError(problem, "hidden", "give one width or more, above zero")
 
 
-def _shallow(channels: int) -> list[nn.Module]:
+def _nature(channels: int) -> list[nn.Module]:
     convolutions = [
         nn.Conv2d(channels, 32, 8, stride=4),
         nn.Conv2d(32, 64, 4, stride=2),
@@ -134,7 +134,7 @@ def _shallow(channels: int) -> list[nn.Module]:
     return layers[:-1]
 
 
-def _deep(channels: int) -> list[nn.Module]:
+def _impala(channels: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for width in (16, 32, 32):
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]

@@ -18,7 +18,7 @@ from rlsync.runs.recipes.impala.layers import EpisodicLSTM, Pixels, linear, make
 from rlsync.seams import POLICY
 
 _NOTHING = nullcontext()
-_HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
+_HIDDEN = {"mlp": (64, 64), "nature": (512,), "impala": (256,)}
 
 
 class Stepped(NamedTuple):
@@ -67,7 +67,7 @@ class ImpalaNet(nn.Module):
     Args:
         observation_shape: of one observation: [features], or [C, H, W] for pixels (uint8 means x / 255).
         head: what the policy's outputs mean.
-        torso: ``"mlp"``, ``"shallow"`` or ``"deep"``; see :func:`make_torso`.
+        torso: ``"mlp"``, ``"nature"`` or ``"impala"``; see :func:`make_torso`.
         hidden: widths of the torso's dense layers; by default (64, 64), (512,) or (256,) by torso.
         lstm: units of the LSTM; 0 for none.
         last_action, last_reward: whether these are inputs, after the torso; rewards are clipped to [-1, 1].

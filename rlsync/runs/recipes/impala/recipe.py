@@ -99,7 +99,7 @@ def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
     torso = recipe.model.torso
     if torso == "auto":
         if len(spaces.observation_shape) == 3:
-            torso = "shallow"
+            torso = "nature"
         else:
             torso = "mlp"
     options = vars(recipe.model) | {"torso": torso, "bfloat16": recipe.update_dtype == BFLOAT16}

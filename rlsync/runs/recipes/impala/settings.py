@@ -122,9 +122,9 @@ class LossSettings(VTraceSettings):
 class ModelConfig:
     """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``."""
 
-    #: mlp for vectors; shallow (as in DQN) or deep (residual) for pixels. auto chooses mlp or shallow.
-    torso: str = bounds.one_of("auto", "mlp", "shallow", "deep")
-    #: Widths of the torso's dense layers. null: [64, 64] for mlp, [512] for shallow, [256] for deep.
+    #: mlp for vectors; nature (as in DQN) or impala (residual) for pixels. auto chooses mlp or nature.
+    torso: str = bounds.one_of("auto", "mlp", "nature", "impala")
+    #: Widths of the torso's dense layers. null: [64, 64] for mlp, [512] for nature, [256] for impala.
     hidden: list[int] | None = field(default=None, metadata=bounds.WIDTHS)
     #: Units of the LSTM; 0: no LSTM.
     lstm: int = bounds.not_below_zero(0)
@@ -174,7 +174,7 @@ class UnrollReplayConfig:
 class ImpalaConfig(RecipeConfig):
     """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583)."""
 
-    #: Not compile: beside channels-last convolutions it gains nothing (shallow torso, T=20, B=8, one thread:
+    #: Not compile: beside channels-last convolutions it gains nothing (nature torso, T=20, B=8, one thread:
     #: 245 ms an update, 241 without, medians of 16 by turns).
     update_keys: ClassVar[tuple[str, ...]] = ("update_dtype",)
     acts_in_update_dtype: ClassVar[bool] = True
