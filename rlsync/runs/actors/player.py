@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from rlsync import ConfigError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.actions import ActionSpec
+from rlsync.runs.actors.envs.observations import Observations, like
 from rlsync.runs.actors.envs.vectors import Envs
 from rlsync.seams import acts, sendable, target
 
@@ -97,20 +98,31 @@ class Player(ABC):
     #: Whether the last observation of an episode that terminates is stored, too: what learns a model of the
     #: environment reads it. That of a truncated one is stored in any case.
     keeps_last: bool = False
+    _observations: Observations | None = None
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
         actions: ActionSpec,
-        observation_shape: Sequence[int],
+        observation_shape: Sequence[int] | Observations,
         observation_dtype: torch.dtype = torch.float32,
         records: Sequence[Record] = (),
     ) -> None:
         self.modules = dict(modules)
         self.actions = actions
         self.records = tuple(records)
-        self.observation_shape = tuple(observation_shape)
-        self.observation_dtype = observation_dtype
+        if isinstance(observation_shape, Observations):
+            self._observations = observation_shape
+            self.observation_shape = observation_shape.shape
+            self.observation_dtype = observation_shape.dtype
+        else:
+            self.observation_shape = tuple(observation_shape)
+            self.observation_dtype = observation_dtype
+
+    @property
+    def observations(self) -> Observations:
+        """What a row of an observation is made of; by default one vector or one picture."""
+        return self._observations or like(self.observation_shape, self.observation_dtype)
 
     @abstractmethod
     def begin(
@@ -228,13 +240,10 @@ def player_call(player: Player, device: torch.device) -> acts.Call:
 
     def call(plain: bool) -> list[Tensor]:
         generator = torch.Generator(device).manual_seed(0)
-        shape = (_ROWS, *player.observation_shape)
-        dtype = player.observation_dtype
-        observation = torch.zeros(shape, dtype=dtype, device=device)
+        observation = _example(player, plain=plain).to(device)
         reward = torch.zeros(_ROWS, device=device)
         state = {name: value.to(device) for name, value in player.begin(_ROWS, generator).items()}
         if not plain:
-            observation = acts.mid_episode(observation)
             reward = acts.mid_episode(reward, 1)
             state = {
                 name: acts.mid_episode(state[name], number) for number, name in enumerate(state, 2)
@@ -244,6 +253,26 @@ def player_call(player: Player, device: torch.device) -> acts.Call:
         return [acted.action, *acted.records.values(), *acted.state.values()]
 
     return call
+
+
+def _example(player: Player, *, plain: bool) -> Tensor:
+    """Observations ``[_ROWS, *shape]`` that allow every action: zeros, or numbers of all sizes."""
+    observations = player.observations
+    if observations.dtype != player.observation_dtype:  # a player of somebody else's, for one array
+        shape = (_ROWS, *player.observation_shape)
+        zeros = torch.zeros(shape, dtype=player.observation_dtype, device="cpu")
+        return zeros if plain else acts.mid_episode(zeros)
+    parts = {}
+    for number, part in enumerate(observations.parts):
+        dtype = torch.uint8 if part.kind == "picture" else torch.float32
+        zeros = torch.zeros((_ROWS, *part.shape), dtype=dtype, device="cpu")
+        if part.kind == "mask":
+            parts[part.name] = torch.ones_like(zeros)
+        elif plain:
+            parts[part.name] = zeros
+        else:
+            parts[part.name] = acts.mid_episode(zeros, number)
+    return observations.join(parts)
 
 
 def check_fits(player: Player, envs: Envs, where: str) -> None:

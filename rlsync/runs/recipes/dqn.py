@@ -126,8 +126,7 @@ def player_of(
     return EpsilonGreedyPlayer(
         network,
         DiscreteActions(spaces.actions),
-        spaces.observation_shape,
-        spaces.observation_dtype,
+        spaces.observations,
         ladder=ladder,
         policy=policy,
         rate=rate,
@@ -137,12 +136,12 @@ def player_of(
 
 def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
     activation = _ACTIVATIONS[recipe.activation]
+    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
     q_net = parts.mlp(
-        spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation
+        sight.features, spaces.actions, sight.hidden, last_gain=1.0, activation=activation
     )
-    q_module = TensorDictModule(
-        seeing(recipe, spaces, q_net), in_keys=["observation"], out_keys=["action_value"]
-    )
+    network = sight.choosing(seeing(recipe, spaces, q_net))
+    q_module = TensorDictModule(network, in_keys=["observation"], out_keys=["action_value"])
     actor = QValueActor(q_module, spec=spaces.action_spec)
     epsilon_end = recipe.epsilon_end
     if recipe.ladder_alpha:
@@ -207,4 +206,4 @@ def acting(run: parts.Run[DQNConfig], deterministic: bool) -> parts.Acting:
     return parts.Acting(actor, player_of(actor, actor[0].module, run.spaces))
 
 
-RECIPE = parts.Recipe("dqn", DQNConfig, parts.DISCRETE.probe, build, acting)
+RECIPE = parts.Recipe("dqn", DQNConfig, parts.CHOICES.probe, build, acting)

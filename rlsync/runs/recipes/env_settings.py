@@ -14,6 +14,7 @@ from rlsync.runs.recipes.bounds import (
     fraction,
     names_of,
     not_below_zero,
+    one_of,
     refuse,
     values_for,
 )
@@ -40,6 +41,12 @@ class EnvConfig:
     #: Arguments for gymnasium.make; those that are not given have its defaults. Add one with a plus:
     #: +env.kwargs.max_episode_steps=200
     kwargs: dict[str, Any] = field(default_factory=dict)
+    #: Whether bytes from 0 to 255 in the form of a picture are one, for convolutions. false: they are numbers.
+    pictures: bool = True
+    #: Which actions there are, where they are choices, and not all can be taken at every step. observation: a
+    #: part action_mask of the observation says it, if there is one; info: the info does, under that key; none:
+    #: every action can be taken.
+    action_mask: str = one_of("observation", "info", "none")
 
     @property
     def names_module(self) -> bool:
@@ -57,7 +64,9 @@ class EnvConfig:
 
     def spec(self) -> GymnasiumEnvs | AtariEnvs:
         """What the workers of the actor-learner step."""
-        return GymnasiumEnvs(self.id, self.kwargs)
+        return GymnasiumEnvs(
+            self.id, self.kwargs, pictures=self.pictures, action_mask=self.action_mask
+        )
 
 
 @dataclass
@@ -105,6 +114,12 @@ class AtariConfig(EnvConfig):
             yield ConfigError(
                 f"{self.id!r} is not the id of an Atari game's v5", "env.id", _cure(self.id)
             )
+        for name, default in (("pictures", True), ("action_mask", "observation")):
+            if getattr(self, name) != default:
+                problem = (
+                    "an Atari game gives pictures, and takes each of its actions at every step"
+                )
+                yield ConfigError(problem, f"env.{name}", f"leave env.{name} out")
         for name in self.kwargs.keys() & names_of(self):
             cure = f"write env.{name}={self.kwargs[name]}"
             yield ConfigError(f"{name} has a key of its own", f"env.kwargs.{name}", cure)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torchrl import modules
 
 from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import Player
+from rlsync.runs.recipes.encoder import Encoded, Encoder, Masked
+from rlsync.runs.recipes.settings import ModelConfig
 from rlsync.runs.recipes.sync_settings import SyncConfig
 from rlsync.seams import dtype_named, sendable
 
@@ -80,6 +83,43 @@ def mlp(
     return net
 
 
+class Sight(NamedTuple):
+    """How networks of a recipe see observations, and what stands behind."""
+
+    observations: Observations
+    encoder: Encoder | None  #: None: a row is numbers alone, and networks take it as it is
+    features: int  #: what the layers behind take
+    hidden: list[int]  #: widths of the hidden layers behind
+
+    @classmethod
+    def of(cls, observations: Observations, model: ModelConfig, hidden: list[int]) -> Sight:
+        """Make an encoder, if one is needed.
+
+        Args:
+            observations: what a row is made of.
+            model: how pictures are seen.
+            hidden: widths of the layers that numbers go through.
+        """
+        if observations.pictures:
+            encoder = Encoder(observations, numbers=hidden, **vars(model))
+            return cls(observations, encoder, encoder.features, [])
+        if observations.mask is not None:
+            return cls(observations, Encoder(observations), observations.features, hidden)
+        return cls(observations, None, observations.features, hidden)
+
+    def behind(self, net: nn.Module) -> nn.Module:
+        """A network of rows, from one that takes ``features``."""
+        if self.encoder is None:
+            return net
+        return Encoded(self.encoder, net)
+
+    def choosing(self, net: nn.Module) -> nn.Module:
+        """As :meth:`behind`, of outputs for each choice: those that a mask forbids are the least there are."""
+        if self.observations.mask is None:
+            return self.behind(net)
+        return Masked(self.behind(net), self.observations)
+
+
 def workers_dtype(sync: SyncConfig) -> torch.dtype | None:
     """The dtype in which workers hold their networks, if the sync map declares one."""
     for route in sync.map:
@@ -109,7 +149,7 @@ def cast_as_workers(sync: SyncConfig, player: Player) -> None:
     for module in player.modules.values():
         for part in module.modules():
             # The bounds of actions are leaves of td3's TanhModule; players hold them as numbers.
-            if isinstance(part, (MixedMLP, FreeScale, modules.TanhModule)):
+            if isinstance(part, (Encoder, MixedMLP, FreeScale, modules.TanhModule)):
                 part.to(dtype=dtype)
 
 

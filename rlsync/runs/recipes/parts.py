@@ -22,6 +22,7 @@ from rlsync.runs.recipes.hooks.finite import StopIfNotFinite as StopIfNotFinite
 from rlsync.runs.recipes.hooks.measuring import InSummary as InSummary
 from rlsync.runs.recipes.hooks.steering import ToLearner as ToLearner
 from rlsync.runs.recipes.networks import MixedMLP as MixedMLP
+from rlsync.runs.recipes.networks import Sight as Sight
 from rlsync.runs.recipes.networks import mlp as mlp
 from rlsync.runs.recipes.networks import workers_dtype as workers_dtype
 from rlsync.runs.recipes.networks import workers_player as workers_player
@@ -46,7 +47,9 @@ from rlsync.runs.recipes.settings import EnvConfig as EnvConfig
 from rlsync.runs.recipes.settings import RecipeConfig as RecipeConfig
 from rlsync.runs.recipes.spaces import ANY as ANY
 from rlsync.runs.recipes.spaces import BOX as BOX
+from rlsync.runs.recipes.spaces import CHOICES as CHOICES
 from rlsync.runs.recipes.spaces import DISCRETE as DISCRETE
+from rlsync.runs.recipes.spaces import NUMBERS as NUMBERS
 from rlsync.runs.recipes.spaces import ON_POLICY as ON_POLICY
 from rlsync.runs.recipes.spaces import Spaces as Spaces
 from rlsync.runs.recipes.spaces import making as making

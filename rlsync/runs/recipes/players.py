@@ -32,7 +32,7 @@ class HeadPlayer(Player):
         policy: the module with all weights; its destination is ``"policy"``.
         network: the part of it that maps observations ``[N, *obs]`` to parameters ``[N, head.width]``.
         head: what these parameters mean.
-        spaces: of the environment: ``player_actions()``, ``observation_shape``, ``observation_dtype``.
+        spaces: of the environment: ``player_actions()`` and ``observations``.
         deterministic: take the likeliest action, and record nothing.
 
     Example:
@@ -59,11 +59,7 @@ class HeadPlayer(Player):
         else:
             records = [Record(ACTION_LOG_PROB, (), torch.float32)]
         super().__init__(
-            {POLICY: policy},
-            spaces.player_actions(),
-            spaces.observation_shape,
-            spaces.observation_dtype,
-            records,
+            {POLICY: policy}, spaces.player_actions(), spaces.observations, records=records
         )
         self._network = network
         self._head = head
@@ -116,9 +112,7 @@ class BoxPlayer(Player):
     ) -> None:
         actions = spaces.player_actions()
         assert isinstance(actions, BoxActions), "the recipe's probe has refused choices"
-        super().__init__(
-            {POLICY: policy}, actions, spaces.observation_shape, spaces.observation_dtype
-        )
+        super().__init__({POLICY: policy}, actions, spaces.observations)
         self._network = network
         self._choose = choose
         pairs = list(zip(actions.low, actions.high, strict=True))

@@ -66,16 +66,17 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
 
 
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
-    policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
+    # One encoder for actor and critic: pictures are seen once.
+    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
+    policy_net = parts.mlp(sight.features, spaces.actions, sight.hidden, last_gain=0.01)
     head = head_for(spaces.player_actions())
     if isinstance(head, DiagonalGaussian):
-        network = nn.Sequential(
-            nn.Sequential(policy_net, FreeScale(spaces.actions)), LocAndScale(head)
-        )
+        outputs = nn.Sequential(sight.behind(policy_net), FreeScale(spaces.actions))
+        network: nn.Module = nn.Sequential(outputs, LocAndScale(head))
         parameters = ["loc", "scale"]
         distribution: type[Distribution] = IndependentNormal
     else:
-        network = policy_net
+        network = sight.choosing(policy_net)
         parameters = ["logits"]
         distribution = OneHotCategorical
     actor = ProbabilisticActor(
@@ -85,8 +86,8 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
         distribution_class=distribution,
         return_log_prob=True,
     )
-    value_net = parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0)
-    critic = ValueOperator(value_net, in_keys=["observation"])
+    value_net = parts.mlp(sight.features, 1, sight.hidden, last_gain=1.0)
+    critic = ValueOperator(sight.behind(value_net), in_keys=["observation"])
     loss = ClipPPOLoss(
         actor.to(device),  # before there is a loss: not all that it holds of them follows it later
         critic.to(device),
@@ -145,6 +146,8 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     normalizes = loss.normalize_advantage
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     v, (critic,) = pure.network(loss.critic_network, loss.critic_network_params)
+    # What an encoder finds in pictures serves both.
+    shared = pi.eye is not None and pi.eye is v.eye
     bonus = loss.entropy_bonus
     entropy_coeff = loss.entropy_coeff
     critic_coeff = loss.critic_coeff
@@ -152,7 +155,9 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     most = 1 + loss.clip_epsilon
 
     def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
-        log_prob, entropies = score(pi(actor, b["observation"]), b["action"])
+        observation = b["observation"]
+        looked = pi.sees(actor, observation)
+        log_prob, entropies = score(pi.decides(actor, observation, looked), b["action"])
         log_ratio = log_prob - b["action_log_prob"]
         ratio = log_ratio.exp()
         advantage = b["advantage"].squeeze(-1)
@@ -160,7 +165,9 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
             deviation = advantage.std().clamp_min(torch.finfo(torch.float).resolution)
             advantage = (advantage - advantage.mean()) / deviation
         target = b["value_target"].squeeze(-1)
-        value = v(critic, b["observation"]).squeeze(-1)
+        if not shared:
+            looked = v.sees(critic, observation)
+        value = v.decides(critic, observation, looked).squeeze(-1)
 
         # min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), with r = pi(a|s) / mu(a|s)
         gain = torch.minimum(ratio * advantage, ratio.clamp(least, most) * advantage)

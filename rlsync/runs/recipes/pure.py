@@ -34,11 +34,13 @@ from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync import RlsyncWarning
 from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.compat.replay import Fields, RowBuffer, by_name
 from rlsync.runs.compat.trainers import draw_only, fields_read, foreign_hand, stock_step
 from rlsync.runs.compat.trainers import is_actors_turn as is_actors_turn
 from rlsync.runs.recipes import networks
 from rlsync.runs.recipes.checks import has_compiler
+from rlsync.runs.recipes.encoder import Encoded, Encoder, Masked, only_allowed
 from rlsync.runs.recipes.impala import heads
 from rlsync.runs.recipes.replay.normalize import Standardize, Standardized
 from rlsync.runs.recipes.run import Run
@@ -65,24 +67,58 @@ class NotServed(Exception):
 
 
 class Network(NamedTuple):
-    """A chain of layers, behind a normalisation if there is a ``clip``; its tensors come with its input."""
+    """A chain of layers; its tensors come with its input, in the order of the layers."""
 
-    layers: Sequence[tuple[Callable[..., Tensor], int]]  #: with the number of its tensors
-    clip: float | None
+    eyes: Sequence[tuple[Callable[..., Tensor], int]]  #: what the observation goes through alone
+    layers: Sequence[
+        tuple[Callable[..., Tensor], int]
+    ]  #: what follows, with the number of its tensors
+    eye: Encoder | None  #: the encoder, if there is one: two networks may share it
+    masked: Observations | None  #: what a row is made of, if its mask leaves out outputs
 
     def __call__(self, tensors: Sequence[Tensor], observation: Tensor, *others: Tensor) -> Tensor:
-        at = iter(tensors)
-        if self.clip is not None:
-            observation = ((observation - next(at)) / next(at)).clamp(-self.clip, self.clip)
-        x = torch.cat([observation, *others], -1) if others else observation
-        for layer, count in self.layers:
-            x = layer(x, *[next(at) for _ in range(count)])
-        return x.to(observation.dtype)  # which autocast may have changed
+        return self.decides(tensors, observation, self.sees(tensors, observation), *others)
+
+    def sees(self, tensors: Sequence[Tensor], observation: Tensor) -> Tensor:
+        """What it makes of an observation before anything else comes to it."""
+        return _chained(self.eyes, tensors, observation)
+
+    def decides(
+        self, tensors: Sequence[Tensor], observation: Tensor, looked: Tensor, *others: Tensor
+    ) -> Tensor:
+        """Its outputs; ``looked`` is what :meth:`sees` has made of the observation."""
+        first = sum(count for _, count in self.eyes)
+        x = torch.cat([looked, *others], -1) if others else looked
+        x = _chained(self.layers, tensors[first:], x).to(looked.dtype)  # which autocast may change
+        if self.masked is not None:
+            x = only_allowed(x, self.masked, observation)
+        return x
 
     def each(self, stacked: Sequence[Tensor], observation: Tensor, action: Tensor) -> list[Tensor]:
         """Values ``[B]`` of each of several networks, whose tensors TorchRL holds as one, stacked."""
         of_each = zip(*(tensor.unbind(0) for tensor in stacked), strict=True)
         return [self(tensors, observation, action).squeeze(-1) for tensors in of_each]
+
+
+def _chained(
+    layers: Sequence[tuple[Callable[..., Tensor], int]], tensors: Sequence[Tensor], x: Tensor
+) -> Tensor:
+    at = iter(tensors)
+    for layer, count in layers:
+        x = layer(x, *[next(at) for _ in range(count)])
+    return x
+
+
+def _by_encoder(encoder: Encoder, names: Sequence[str], rows: Tensor, *tensors: Tensor) -> Tensor:
+    """What an encoder makes of rows with other tensors than its own."""
+    features: Tensor = torch.func.functional_call(
+        encoder, dict(zip(names, tensors, strict=True)), (rows,)
+    )
+    return features
+
+
+def _standardized(x: Tensor, mean: Tensor, std: Tensor, *, clip: float) -> Tensor:
+    return ((x - mean) / std).clamp(-clip, clip)
 
 
 #: What layers compute with their own tensors, buffers first.
@@ -92,7 +128,7 @@ _LAYERS: dict[type, Callable[..., Tensor]] = {
 }  # fmt: skip
 #: What holds layers, or comes after them and is part of the losses.
 _AROUND = {
-    heads.LocAndScale, networks.MixedMLP, networks.NormedLinear, MLP, ProbabilisticActor, QValueActor,
+    Encoded, heads.LocAndScale, networks.MixedMLP, networks.NormedLinear, MLP, ProbabilisticActor, QValueActor,
     QValueModule, SafeProbabilisticModule, Standardized, TanhModule, ValueOperator, nn.ModuleList, nn.Sequential,
     tdnn.NormalParamExtractor, tdnn.TensorDictModule, tdnn.TensorDictSequential, tdnn.biased_softplus,
 }  # fmt: skip
@@ -102,12 +138,23 @@ def network(
     module: nn.Module, *params: tdnn.TensorDictParams, training: bool = False
 ) -> tuple[Network, list[list[Tensor]]]:
     """What a module computes, also in ``training``, and its tensors in each of ``params``; or NotServed."""
-    layers = []
+    eyes: list[tuple[Callable[..., Tensor], int]] = []
+    layers: list[tuple[Callable[..., Tensor], int]] = []
     names = []
-    clip = None
+    eye = None
+    masked = None
     for path, layer in module.named_modules():
-        if isinstance(layer, Standardize):
-            clip = layer.clip
+        if eye is not None and any(layer is part for part in eye.modules()):
+            continue
+        if isinstance(layer, Encoder):
+            eye = layer
+            inside = [name for name, _ in (*layer.named_buffers(), *layer.named_parameters())]
+            eyes.append((partial(_by_encoder, layer, inside), len(inside)))
+            names += [(*path.split("."), *name.split(".")) for name in inside]
+        elif isinstance(layer, Masked):
+            masked = layer.observations
+        elif isinstance(layer, Standardize):
+            eyes.append((partial(_standardized, clip=layer.clip), 2))
             names += [(*path.split("."), name) for name in ("mean", "std")]
         elif type(layer) in _LAYERS:
             tensors = [name for name, _ in (*layer.named_buffers(), *layer.named_parameters())]
@@ -122,7 +169,9 @@ def network(
             names += [(*path.split("."), name) for name in tensors]
         elif type(layer) not in _AROUND:
             raise NotServed(f"{type(layer).__name__} is no layer that it knows")
-    return Network(layers, clip), [[leaves.get(name) for name in names] for leaves in params]
+    return Network(eyes, layers, eye, masked), [
+        [leaves.get(name) for name in names] for leaves in params
+    ]
 
 
 def tanh_inside(x: Tensor) -> Tensor:

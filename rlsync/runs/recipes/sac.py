@@ -120,12 +120,15 @@ def make_loss(
     layer_class: type[nn.Module] = nn.Linear,
 ) -> SoftLoss:
     low, high = spaces.bounds()
-    mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
+    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
+    mlp = relu_mlp(recipe, sight.features, 2 * spaces.actions, last_gain=0.01)
     # The deviation is TorchRL's softplus + 0.01, not the paper's exponential: docs/how_to/off_policy.md.
     net = nn.Sequential(mlp, NormalParamExtractor())
     actor = ProbabilisticActor(
         TensorDictModule(
-            seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]
+            sight.behind(seeing(recipe, spaces, net)),
+            in_keys=["observation"],
+            out_keys=["loc", "scale"],
         ),
         in_keys=["loc", "scale"],
         distribution_class=TanhNormal,
@@ -269,7 +272,7 @@ def acting(
     return parts.Acting(actor, player_of(actor, run.spaces, deterministic=deterministic))
 
 
-RECIPE = parts.Recipe("sac", SACConfig, parts.BOX.probe, build, partial(acting, make_loss))
+RECIPE = parts.Recipe("sac", SACConfig, parts.NUMBERS.probe, build, partial(acting, make_loss))
 CROSSQ = parts.Recipe(
-    "crossq", CrossQConfig, parts.BOX.probe, build_crossq, partial(acting, make_crossq_loss)
+    "crossq", CrossQConfig, parts.NUMBERS.probe, build_crossq, partial(acting, make_crossq_loss)
 )

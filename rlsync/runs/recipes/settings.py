@@ -274,6 +274,19 @@ class RecipeConfig:
 
 
 @dataclass
+class ModelConfig:
+    """How networks see pictures; numbers go through ``recipe.hidden``."""
+
+    #: The convolutions that see pictures: nature (as in DQN) or impala (residual). auto: nature, and impala for
+    #: pictures below 36 x 36.
+    torso: str = bounds.one_of("auto", "nature", "impala")
+    #: Widths of the dense layers behind the convolutions. null: [512] for nature, [256] for impala.
+    hidden: list[int] | None = field(default=None, metadata=bounds.WIDTHS)
+    #: Memory format of the convolutions.
+    channels_last: bool = True
+
+
+@dataclass
 class PPOConfig(RecipeConfig):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
@@ -297,6 +310,7 @@ class PPOConfig(RecipeConfig):
     entropy_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.0), "entropy_coeff")
     #: Weight of the critic's loss.
     critic_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.5), "critic_coeff")
+    model: ModelConfig = field(default_factory=ModelConfig)
     #: A separate process of low priority that plays greedily while the run goes on. It writes evaluations.csv
     #: and best.pt.
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

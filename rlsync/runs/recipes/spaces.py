@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import gymnasium
@@ -16,12 +15,11 @@ from torchrl.modules import AdditiveGaussianModule
 
 from rlsync import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions
-from rlsync.runs.actors.envs.observations import require_vector_or_picture
+from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.envs.specs import make_venv
-from rlsync.runs.actors.envs.vectors import SpacedEnvs
 from rlsync.runs.actors.worker import seed_all
 from rlsync.runs.evaluation.try_out import random_steps
-from rlsync.runs.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
+from rlsync.runs.recipes.env_settings import EnvConfig, refuse_unsaid_protocol
 from rlsync.seams import digest, first_line
 
 
@@ -29,21 +27,30 @@ from rlsync.seams import digest, first_line
 class Spaces:
     """What networks must know of an environment."""
 
-    features: int  # numbers in one observation
+    observations: Observations
     actions: int  # how many there are to choose from, or numbers in one of them
     action_spec: TensorSpec  # TorchRL's, of one environment
-    # (channels, height, width) of uint8; None: it is flat
-    picture: tuple[int, int, int] | None = None
+
+    @property
+    def features(self) -> int:
+        """Numbers in one observation, without pictures and a mask."""
+        return self.observations.features
+
+    @property
+    def picture(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) of uint8; None: an observation is something else than one picture."""
+        if not self.observations.are_pictures:
+            return None
+        channels, height, width = self.observations.shape
+        return (channels, height, width)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        return self.picture or (self.features,)
+        return self.observations.shape
 
     @property
     def observation_dtype(self) -> torch.dtype:
-        if self.picture:
-            return torch.uint8
-        return torch.float32
+        return self.observations.dtype
 
     @property
     def discrete(self) -> bool:
@@ -96,47 +103,55 @@ class Takes:
     # a choice of n; numbers with finite bounds; one of the two
     actions: Literal["discrete", "box", "any"]
     examples: str  # ids of some of them, for the cure of an error
-    pictures: bool = False  # whether it takes the pictures of a RenderedConfig, too
+    # whether an observation may be a picture, or may have pictures among its parts, too
+    pictures: Literal["no", "alone", "any"] = "no"
     # whether numbers of an action may lack bounds: a policy that draws them from a normal distribution
     unbounded: bool = False
+    masks: bool = False  # whether it can leave out the actions that a mask forbids
 
     def __str__(self) -> str:
         kinds = {"discrete": "discrete actions", "box": "continuous actions"}
         kinds["any"] = "discrete or bounded continuous actions"
         if self.unbounded:
             kinds["any"] = "discrete or continuous actions"
-        if self.pictures:
-            observations = "a flat observation or a picture (env=rendered)"
-        else:
-            observations = "a flat observation"
-        return f"{observations} and {kinds[self.actions]}"
+        observations = {
+            "no": "a flat observation",
+            "alone": "a flat observation or a picture",
+            "any": "any observation",
+        }
+        return f"{observations[self.pictures]} and {kinds[self.actions]}"
 
     def probe(self, config: EnvConfig) -> Spaces:
         """Look at one environment, made in this process; a ConfigError if the recipe cannot take it."""
-        drawn = isinstance(config, RenderedConfig)
-        if isinstance(config, AtariConfig) or (drawn and not self.pictures):
-            raise self._refused(config.id, "it gives pixels")
         with making(config):
+            refuse_unsaid_protocol(config)
             envs = make_venv(config.spec(), 1)
         envs.close()
-        assert isinstance(envs, SpacedEnvs), "gymnasium has spaces"
         observations = envs.observations
         actions = envs.actions
-        require_vector_or_picture(observations, config.id)
-        if observations.are_pictures and not drawn:
-            raise self._refused(config.id, "it gives pixels")
-        if (why := self._why_not(actions)) is not None:
-            raise self._refused(config.id, why)
-        features = math.prod(observations.shape)
-        picture = None
-        if observations.are_pictures:
-            channels, height, width = observations.shape
-            picture = (channels, height, width)
+        for why in (self._why_not_seen(observations), self._why_not(actions)):
+            if why is not None:
+                raise self._refused(config.id, why)
+        if observations.mask is not None and not self.masks:
+            problem = f"this recipe cannot leave out actions, and {config.id!r} has a mask of them"
+            cure = "give env.action_mask=none, or a recipe that can: ppo, dqn, impala or laser"
+            raise ConfigError(problem, "env.action_mask", cure)
         if isinstance(actions, DiscreteActions):
-            return Spaces(features, actions.n, OneHot(actions.n, dtype=torch.int64), picture)
+            return Spaces(observations, actions.n, OneHot(actions.n, dtype=torch.int64))
         low = torch.tensor(actions.low, device="cpu")
         high = torch.tensor(actions.high, device="cpu")
-        return Spaces(features, actions.size, Bounded(low, high), picture)
+        return Spaces(observations, actions.size, Bounded(low, high))
+
+    def _why_not_seen(self, observations: Observations) -> str | None:
+        """Why this recipe cannot learn from such observations; None: it can."""
+        if not observations.pictures or self.pictures == "any":
+            return None
+        if self.pictures == "no":
+            return "it gives pixels"
+        if observations.are_pictures:
+            return None
+        names = ", ".join(part.name for part in observations.parts)
+        return f"it gives pixels beside other parts: {names}"
 
     def _why_not(self, actions: ActionSpec) -> str | None:
         """Why this recipe cannot choose such actions; None: it can."""
@@ -161,16 +176,28 @@ class Takes:
         return ConfigError(f"this recipe cannot learn {name!r}: {why}", "env.id", cure)
 
 
-#: What DQN takes, and recipes that are written after its example.
+#: What recipes take that are written after DQN's example.
 DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
 
-BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")  #: what SAC and TD3 take
+#: What DQN takes.
+CHOICES = replace(DISCRETE, pictures="any", masks=True)
+
+#: What recipes take that are written after SAC's example.
+BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")
+
+NUMBERS = replace(BOX, pictures="any")  #: what SAC, TD3 and CrossQ take
 
 #: what PPO takes
-ON_POLICY = Takes("any", "CartPole-v1, Pendulum-v1 or HalfCheetah-v5", unbounded=True)
+ON_POLICY = Takes(
+    "any",
+    "CartPole-v1, Pendulum-v1 or HalfCheetah-v5",
+    pictures="any",
+    unbounded=True,
+    masks=True,
+)
 
 #: what dreamer_v3 takes
-ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)
+ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures="alone")
 
 
 #: The spaces of an environment with a flat observation and discrete actions; ConfigError if it has others.

@@ -129,11 +129,11 @@ def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
 
 
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = parts.CPU) -> TD3Loss:
-    net = parts.relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
+    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
+    net = parts.relu_mlp(recipe, sight.features, spaces.actions, last_gain=0.01)
+    seeing = sight.behind(parts.seeing(recipe, spaces, net))
     actor = TensorDictSequential(
-        TensorDictModule(
-            parts.seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]
-        ),
+        TensorDictModule(seeing, in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
     half_ranges = spaces.half_ranges().to(device)
@@ -157,4 +157,4 @@ def acting(run: parts.Run[TD3Config], deterministic: bool) -> parts.Acting:
     return parts.Acting(actor, player_of(actor, run.spaces, noise))
 
 
-RECIPE = parts.Recipe("td3", TD3Config, parts.BOX.probe, build, acting)
+RECIPE = parts.Recipe("td3", TD3Config, parts.NUMBERS.probe, build, acting)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from torchrl.data import Bounded, Composite, MultiOneHot, OneHot, Unbounded
@@ -94,7 +94,7 @@ class Odd(Ladder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = Dict(a=Discrete(2))
+        self.observation_space = Dict(a=Discrete(2), mission=Text(5))
 
 
 class Moody(Ladder):
@@ -390,7 +390,7 @@ def test_torchrl_environments_say_what_actions_they_take() -> None:
 @pytest.mark.parametrize(
     ("spec", "what"),
     [
-        (GymnasiumEnvs(ODD), "gives observations of Dict"),
+        (GymnasiumEnvs(ODD), "gives observations of Text.*, as 'mission'"),
         (GymnasiumEnvs(MOODY), "that are made alike have different spaces"),
         (GymnasiumEnvs(LADDER, {"space": Tuple([Discrete(2)])}), "takes actions of Tuple"),
         (GymnasiumEnvs("CartPole-v1", vectorized=True), "does not reset in the step that ends an episode"),

@@ -17,6 +17,7 @@ from torchrl.data import Bounded, OneHot
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from rlsync import DreamerPlayer
+from rlsync.runs.actors.envs.observations import like
 from rlsync.runs.actors.player import Acted, Record, State, materialised, player_call, without_memory
 from rlsync.runs.recipes.dreamer import v1, v3
 from rlsync.runs.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
@@ -29,10 +30,10 @@ ENVS, STEPS = 3, 7
 V1 = DreamerV1Config(cells=16, belief=16, state=4)
 V3 = DreamerV3Config(cells=16, belief=12, categoricals=3, classes=4, channels=2, bins=31)
 SPACES = {
-    "v1": Spaces(5, 2, Bounded(-2.0, 3.0, (2,)), None),
-    "v3 choices": Spaces(5, 3, OneHot(3), None),
-    "v3 numbers": Spaces(5, 2, Bounded(-2.0, 3.0, (2,)), None),
-    "v3 pictures": Spaces(0, 3, OneHot(3), (3, 16, 16)),
+    "v1": Spaces(like((5,)), 2, Bounded(-2.0, 3.0, (2,))),
+    "v3 choices": Spaces(like((5,)), 3, OneHot(3)),
+    "v3 numbers": Spaces(like((5,)), 2, Bounded(-2.0, 3.0, (2,))),
+    "v3 pictures": Spaces(like((3, 16, 16)), 3, OneHot(3)),
 }
 every_kind = pytest.mark.parametrize("kind", SPACES)
 choices = pytest.mark.parametrize("on_adoption", ["keep", "reset", "recompute"])

@@ -15,6 +15,7 @@ from torchrl.objectives import DreamerV3Loss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
+from rlsync.runs.actors.envs.observations import like
 from rlsync.runs.recipes.dreamer import v3
 from rlsync.runs.recipes.dreamer.config import DreamerV3Config
 from rlsync.runs.recipes.dreamer.v3_update import pure_update
@@ -35,9 +36,9 @@ RECIPE = DreamerV3Config(
     free_nats=0.1,
 )
 SPACES = {
-    "discrete": Spaces(5, 3, OneHot(3), None),
-    "continuous": Spaces(5, 2, Bounded(-2.0, 3.0, (2,)), None),
-    "pictures": Spaces(0, 3, OneHot(3), (3, 16, 16)),
+    "discrete": Spaces(like((5,)), 3, OneHot(3)),
+    "continuous": Spaces(like((5,)), 2, Bounded(-2.0, 3.0, (2,))),
+    "pictures": Spaces(like((3, 16, 16)), 3, OneHot(3)),
 }
 
 

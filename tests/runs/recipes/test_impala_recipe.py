@@ -26,7 +26,7 @@ from rlsync.runs.recipes.env_settings import AtariConfig
 from rlsync.runs.recipes.evaluating import APART
 from rlsync.runs.recipes.hooks.measuring import Load, StalenessHistogram, StatisticsHook
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns, MixReplayed
-from rlsync.runs.recipes.impala.recipe import RECIPE, make_network, probe
+from rlsync.runs.recipes.impala.recipe import RECIPE, make_network
 from rlsync.runs.recipes.impala.settings import (
     EvaluationConfig,
     ImpalaConfig,
@@ -313,7 +313,7 @@ def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_update_dtype_is_that_of_the_torso(dtype: str) -> None:
-    network = make_network(ImpalaConfig(update_dtype=dtype), probe(EnvConfig("CartPole-v1")))
+    network = make_network(ImpalaConfig(update_dtype=dtype), RECIPE.probe(EnvConfig("CartPole-v1")))
     assert network.in_bfloat16 == (dtype == "bfloat16")
 
 

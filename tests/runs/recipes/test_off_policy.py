@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, MultiDiscrete
-from gymnasium.spaces import Dict as DictSpace
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor
 from torch.testing import assert_close
@@ -28,6 +27,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
+from rlsync.runs.actors.envs.observations import like
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.player import Player
 from rlsync.runs.evaluation.checkpoint import load_best
@@ -39,7 +39,7 @@ from rlsync.runs.recipes import sac, td3
 from rlsync.runs.recipes.dqn import DQNConfig
 from rlsync.runs.recipes.evaluating import APART, acting_of
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns, KeepPace
-from rlsync.runs.recipes.registry import recipe_named, recipe_of
+from rlsync.runs.recipes.registry import recipe_of
 from rlsync.runs.recipes.replay.memory import with_n_step_returns
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig, PaceConfig
 from rlsync.runs.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
@@ -190,11 +190,11 @@ def test_the_targets_of_td3_move_when_the_actor_does_and_by_the_weights_of_after
 # ------------------------------------------------------------------------------- units of actions
 
 #: Two numbers whose ranges differ: from -0.4 to 0.4, and from 0 to 20.
-UNEVEN = Spaces(3, 2, Bounded(torch.tensor([-0.4, 0.0]), torch.tensor([0.4, 20.0])))
+UNEVEN = Spaces(like((3,)), 2, Bounded(torch.tensor([-0.4, 0.0]), torch.tensor([0.4, 20.0])))
 
 
 def test_where_all_ranges_are_equal_noise_has_one_unit_and_the_target_entropy_counts_each_number() -> None:
-    spaces = Spaces(3, 17, Bounded(torch.full((17,), -0.4), torch.full((17,), 0.4)))
+    spaces = Spaces(like((3,)), 17, Bounded(torch.full((17,), -0.4), torch.full((17,), 0.4)))
     assert spaces.half_ranges().shape == ()
     target = sac.make_loss(SACConfig(hidden=[8]), spaces).target_entropy
     assert float(target) == pytest.approx(17 * math.log(0.4) - 17)
@@ -383,7 +383,7 @@ def test_critics_learn_returns_of_several_steps_that_end_where_episodes_and_batc
 ) -> None:
     """Each row's loss is that of one step with the sum that is written out, and a discount to that power."""
     gamma, n, settings = 0.5, 3, SETTINGS[recipe.RECIPE.name](hidden=[8])
-    loss = recipe.make_loss(settings, Spaces(1, 1, Bounded(-1.0, 1.0, (1,))))
+    loss = recipe.make_loss(settings, Spaces(like((1,)), 1, Bounded(-1.0, 1.0, (1,))))
     frames = rollout([False, False, False, True, False, False, True, False, False])
     frames["next", "terminated"][6] = False  # that end is a limit of time
     frames["next", "reward"] = reward = torch.randn(9, 1)
@@ -448,14 +448,6 @@ def test_a_number_of_an_action_whose_range_is_nothing_or_endless_is_refused(
     action = Box(np.array([-1, low], np.float32), np.array([1, high], np.float32))
     with pytest.raises(ConfigError, match=why):
         recipe_of(small("sac")).probe(spaced(action=action))
-
-
-@pytest.mark.parametrize("name", ["ppo", "dqn", "impala"])
-def test_observations_of_several_parts_are_refused_with_what_makes_them_a_vector(name: str) -> None:
-    parts = DictSpace({"camera": Box(0, 255, (8, 8, 3), np.uint8), "speed": Box(-1, 1, (2,))})
-    with pytest.raises(ConfigError, match="gives observations of Dict") as refused:
-        recipe_named(name).probe(spaced(parts))
-    assert "FlattenObservation" in refused.value.cure
 
 
 def test_networks_get_whole_numbers_as_they_do_others() -> None:

@@ -18,6 +18,7 @@ from torchrl.modules import MLP
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
 from rlsync.core.errors import RlsyncWarning
+from rlsync.runs.actors.envs.observations import like
 from rlsync.runs.recipes import checks, dqn, ppo, pure, sac, td3
 from rlsync.runs.recipes.checks import update_errors
 from rlsync.runs.recipes.dqn import DQNConfig
@@ -88,7 +89,7 @@ class Drawn:
     @property
     def spaces(self) -> Spaces:
         box = Bounded(self.low, self.high, (self.actions,))
-        return Spaces(self.features, self.actions, OneHot(self.actions) if self.discrete else box, None)
+        return Spaces(like((self.features,)), self.actions, OneHot(self.actions) if self.discrete else box)
 
     def trainer(self) -> Trainer:
         """The recipe's loss, optimizers and targets in a trainer without workers; the same each time."""

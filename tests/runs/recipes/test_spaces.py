@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from rlsync.core.errors import ConfigError
 from rlsync.runs.actors.envs.specs import make_venv
@@ -139,37 +141,41 @@ def test_the_channels_of_a_picture_are_its_shorter_axis(
     assert recipe_named("impala").probe(config).observation_shape == channels_first
 
 
-NEITHER = {
-    "pixels go from 0 to 255, and these numbers from 0 to 1": Box(0, 1, (8, 8, 12), np.uint8),
-    "pixels go from 0 to 255, and these numbers from 0 to 10": Box(0, 10, (7, 7, 3), np.uint8),
-    "fewer channels, first or last, than rows and columns": Box(0, 255, (8, 8, 12), np.uint8),
-    "pixels are uint8, and these numbers float32": Box(0, 1, (64, 64, 3), np.float32),
-    "a vector has one axis, and a picture three": Box(0, 255, (84, 84), np.uint8),
-    "a picture has three axes": Box(0, 255, (4, 84, 84, 3), np.uint8),
-}
+FLAT = [
+    Box(0, 1, (8, 8, 12), np.uint8),  # a board
+    Box(0, 10, (7, 7, 3), np.uint8),
+    Box(0, 255, (8, 8, 12), np.uint8),
+    Box(0, 1, (64, 64, 3), np.float32),
+    Box(0, 255, (8, 8), np.uint8),
+    Box(0, 255, (4, 16, 16, 3), np.uint8),
+    Box(-1, 1, (), np.float64),
+]
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize(("why", "space"), NEITHER.items())
-def test_what_is_neither_a_vector_nor_a_picture_is_refused_by_all_in_the_same_words(
-    why: str, space: Box
-) -> None:
-    (what,) = refusals(spaced(space))
-    assert f"of shape {[*space.shape]}, neither vectors nor pictures: " in what
-    assert why in what
+@pytest.mark.parametrize("space", FLAT, ids=str)
+def test_arrays_that_are_neither_vectors_nor_pictures_are_vectors_of_their_numbers(space: Box) -> None:
+    config = spaced(space)
+    envs = make_venv(config.spec(), 1, seed=3)
+    first = envs.reset(3)
+    envs.close()
+    plain = gymnasium.make(config.id, **config.kwargs).reset(seed=3)[0]
+    assert torch.equal(first[0], torch.as_tensor(plain).float().reshape(-1))
+    for name in ("ppo", "impala", "dreamer_v3"):
+        assert recipe_named(name).probe(config).features == math.prod(space.shape)
 
 
-def test_bytes_that_are_no_picture_are_not_turned_and_not_scaled_for_players_of_ones_own() -> None:
-    observed = seen(spaced(Box(0, 1, (8, 8, 12), np.uint8)))
-    assert observed.shape == (2, 8, 8, 12)
-    assert set(observed.unique().tolist()) == {0.0, 1.0}
+def test_bytes_of_two_axes_are_a_grey_picture_and_a_key_makes_them_numbers() -> None:
+    config = spaced(Box(0, 255, (40, 44), np.uint8))
+    assert seen(config).shape == (2, 1, 40, 44)
+    config.pictures = False
+    assert seen(config).shape == (2, 1760)
+    assert seen(config).dtype is torch.float32
 
 
-def test_recipes_of_vectors_say_that_an_environment_gives_pixels() -> None:
-    whats = set()
-    for name in SHIPPED.keys() - {"impala"}:
-        with pytest.raises(ConfigError) as refusal:
-            recipe_named(name).probe(spaced(Box(0, 255, (64, 64, 3), np.uint8)))
-        whats.add(refusal.value.what)
-    assert len(whats) == 1
-    assert "it gives pixels" in whats.pop()
+def test_a_recipe_of_vectors_says_that_an_environment_gives_pixels() -> None:
+    with pytest.raises(ConfigError, match="it gives pixels"):
+        recipe_named("dreamer_v1").probe(spaced(Box(0, 255, (64, 64, 3), np.uint8), Box(-1, 1, (1,))))
+    parts = Dict(camera=Box(0, 255, (64, 64, 3), np.uint8), speed=Box(-1, 1, (2,)))
+    with pytest.raises(ConfigError, match="it gives pixels beside other parts: speed, camera"):
+        recipe_named("dreamer_v3").probe(spaced(parts))

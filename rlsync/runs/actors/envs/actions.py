@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -164,6 +165,26 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
             cure = "wrap it (gymnasium.wrappers.TransformAction): take floats and round them, or one of n"
             raise ConfigError(problem, "environment", cure)
     raise unusable_actions(space, repr(name))
+
+
+def choices_of(space: Space[Any]) -> tuple[int, ...]:
+    """How many choices there are for each number of an action; empty if actions are no choices.
+
+    Args:
+        space: of the actions of one environment.
+
+    Example:
+        >>> choices_of(Discrete(4)), choices_of(MultiBinary(2)), choices_of(Box(-1, 1, (3,)))
+        ((4,), (2, 2), ())
+    """
+    match space:
+        case Discrete():
+            return (int(space.n),)
+        case MultiDiscrete():
+            return tuple(space.nvec.reshape(-1).tolist())
+        case MultiBinary():
+            return (2,) * math.prod(space.shape)
+    return ()
 
 
 def unusable_actions(space: object, name: str) -> ConfigError:

@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import math
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium import Env, ObservationWrapper, Space, Wrapper
-from gymnasium.spaces import flatten, flatten_space
+import torch
+from gymnasium import Env, Space, Wrapper
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlsync import ConfigError
+from rlsync.runs.actors.envs.observations import MASK, Observations, OutsideSpace, Rows
 
 _NUMBERS = "fiub"  # kinds of numpy's dtypes: floats, whole numbers, bools
 
@@ -77,25 +78,74 @@ class CheckedEnv(Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
 
-class ChoicesAsVector(ObservationWrapper[Any, Any, Any]):
-    """An environment whose observations are choices, as the vectors of zeros and ones that gymnasium makes.
+class InRows(Wrapper[Any, Any, Any, Any]):
+    """An environment whose observations have several parts, or are choices, as rows of these.
 
-    An observation outside its space is refused with a ConfigError.
+    See :mod:`rlsync.runs.actors.envs.observations`. An observation outside its space is refused with a
+    ConfigError that names the part, and so is a mask that allows no action where one is needed.
+
+    Args:
+        env: its own answers are checked already.
+        name: the environment's, for errors.
+        observations: what players see of it.
     """
 
-    def __init__(self, env: CheckedEnv, name: str) -> None:
+    def __init__(self, env: CheckedEnv, name: str, observations: Observations) -> None:
         super().__init__(env)
-        self._name = name
-        self._choices = env.observation_space
-        self.observation_space = flatten_space(self._choices)
+        self.observation_space = Rows(observations)
+        self._rows = _RowForm(observations, f"the environment {name!r}", env.observation_space)
 
-    def observation(self, observation: Any) -> Any:
-        if not self._choices.contains(observation):
-            problem = f"{self._name!r} answers with an observation outside its space: {_shown(observation)}"
-            where = f"the environment {self._name!r}, whose observation space is {self._choices}"
-            cure = "correct what it returns, or give it the space of its answers"
-            raise ConfigError(problem, where, cure)
-        return flatten(self._choices, observation)
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._rows.of("reset", observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        row = self._rows.of("step", observation, info, ended=terminated)
+        return row, float(reward), terminated, truncated, info
+
+
+@dataclass(frozen=True, slots=True)
+class _RowForm:
+    """How the answers of one environment, or of a vector of them, become rows."""
+
+    observations: Observations
+    name: str  # in errors
+    space: Space[Any]  # of one observation
+    lead: tuple[int, ...] = ()  # () for one environment, else how many there are
+
+    def of(
+        self,
+        method: str,
+        answer: Any,
+        info: dict[str, Any],
+        *,
+        ended: bool = False,
+    ) -> NDArray[Any]:
+        """Rows ``[*lead, *shape]``; in the last one of an episode that ``ended`` nothing need be allowed."""
+        where = f"{method}() of {self.name}; its observation space is {self.space}"
+        try:
+            rows = self.observations.row(answer, self.lead, info.get(MASK))
+        except OutsideSpace as error:
+            problem = f"an observation is outside its space: {error}"
+            cure = "correct what the environment returns, or give it the space of its answers"
+            raise ConfigError(problem, where, cure) from None
+        if self.observations.mask is not None and not ended:
+            self._require_an_action(rows, where)
+        return rows
+
+    def _require_an_action(self, rows: NDArray[Any], where: str) -> None:
+        """Raise ConfigError where a mask leaves nothing to choose."""
+        mask = self.observations.mask
+        assert mask is not None
+        allowed = self.observations.split(torch.from_numpy(rows))[mask.name]
+        for choices in allowed.split(list(mask.choices), -1):
+            if not bool(choices.any(-1).all()):
+                problem = f"a mask allows no action: {allowed.tolist()}"
+                cure = "allow at least one; where nothing can be done, end the episode"
+                raise ConfigError(problem, where, cure)
 
 
 class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1's takes no types
@@ -148,6 +198,37 @@ class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1
                 "step", "info['final_obs']", "the array of the next observation", promise, cure
             )
         return self._one.observation(last, "step", "final observation")
+
+
+class VectorInRows(CheckedVectorEnv):
+    """A vector environment whose observations have several parts, or are choices, as rows of these.
+
+    Args:
+        envs: what answers.
+        name: the environment's, for errors.
+        observations: what players see of one environment.
+    """
+
+    def __init__(
+        self, envs: VectorEnv[Any, Any, Any], name: str, observations: Observations
+    ) -> None:
+        super().__init__(envs, name)
+        space = envs.single_observation_space
+        self.single_observation_space = Rows(observations)
+        self._rows = _RowForm(observations, f"the environment {name!r}", space, (envs.num_envs,))
+        self._row = replace(self._rows, lead=())
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        observation, info = super().reset(seed=seed, options=options)
+        return self._rows.of("reset", observation, info), info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(actions)
+        rows = self._rows.of("step", observation, info)
+        finals = {}
+        for env, last in info.get("final_obs", {}).items():
+            finals[env] = self._row.of("step", last, {}, ended=bool(terminated[env]))
+        return rows, reward, terminated, truncated, info | {"final_obs": finals}
 
 
 @dataclass(frozen=True, slots=True)

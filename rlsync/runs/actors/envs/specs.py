@@ -15,13 +15,14 @@ import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from rlsync import ConfigError
-from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv, ChoicesAsVector
-from rlsync.runs.actors.envs.observations import are_choices
+from rlsync.runs.actors.envs.actions import choices_of
+from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv, InRows, VectorInRows
+from rlsync.runs.actors.envs.observations import Observations, observations_of
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
 from rlsync.seams import first_line
 
@@ -48,6 +49,11 @@ class GymnasiumEnvs:
     #: environment that does not reset in the step that ends an episode is refused. Those of ale-py do so with
     #: ``options={"autoreset_mode": "SameStep"}``. Those that gymnasium ships do not, and take no such option.
     vectorized: bool = False
+    #: Whether bytes from 0 to 255 in the form of a picture are one; False: they are numbers, as any.
+    pictures: bool = True
+    #: Where a mask of the actions is: ``"observation"``, under the key ``action_mask`` if the space has it;
+    #: ``"info"``, under that key; or ``"none"``: every action can be chosen, and that key has numbers as any.
+    action_mask: str = "observation"
 
     def envs(self, num_envs: int) -> Envs:
         """These environments, as they step together.
@@ -60,7 +66,7 @@ class GymnasiumEnvs:
                 the step that ends an episode; or players cannot act in such spaces.
         """
         if self.vectorized:
-            return VectorEnvs(CheckedVectorEnv(self._own_vector(num_envs), self.id), self.id)
+            return VectorEnvs(self._vector(num_envs), self.id)
         return ListedEnvs(self.make, num_envs, self.id)
 
     def make(self) -> CheckedEnv:
@@ -75,9 +81,43 @@ class GymnasiumEnvs:
         env = self._one(options)
         for wrap in wrappers:
             env = wrap(env)
-        if are_choices(env.observation_space):
-            env = ChoicesAsVector(CheckedEnv(env, self.id), self.id)
-        return CheckedEnv(env, self.id)
+        observations = self._rows_of(env.observation_space, env.action_space)
+        if observations is None:
+            return CheckedEnv(env, self.id)
+        return CheckedEnv(InRows(CheckedEnv(env, self.id), self.id, observations), self.id)
+
+    def _vector(self, num_envs: int) -> CheckedVectorEnv:
+        """The id's own vector environment."""
+        envs = self._own_vector(num_envs)
+        observations = self._rows_of(envs.single_observation_space, envs.single_action_space)
+        if observations is None:
+            return CheckedVectorEnv(envs, self.id)
+        return VectorInRows(envs, self.id, observations)
+
+    def _rows_of(self, observed: Space[Any], acted: Space[Any]) -> Observations | None:
+        """What players see of one of them; None for an array whose space alone tells what it is."""
+        choices: tuple[int, ...] = ()
+        if self.action_mask != "none":
+            choices = choices_of(acted)
+        mask_in_info = self.action_mask == "info"
+        if mask_in_info and not choices:
+            problem = f"{self.id!r} takes actions of {acted}, which no mask can forbid"
+            cure = "give env.action_mask=none, or an environment whose actions are choices"
+            raise ConfigError(problem, "env.action_mask=info", cure)
+        if mask_in_info and self.vectorized:
+            problem = "the masks in the infos of a vector environment are not read"
+            cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
+            raise ConfigError(problem, "GymnasiumEnvs(vectorized=True, action_mask='info')", cure)
+        observations = observations_of(
+            observed,
+            self.id,
+            pictures=self.pictures,
+            choices=choices,
+            mask_in_info=mask_in_info,
+        )
+        if not observations.nested and observations == observations_of(observed, self.id):
+            return None
+        return observations
 
     def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         try:

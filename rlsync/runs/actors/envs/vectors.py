@@ -17,7 +17,7 @@ from torch import Tensor
 from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import ActionSpec, actions_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
-from rlsync.runs.actors.envs.observations import observations_of
+from rlsync.runs.actors.envs.observations import Observations, like, observations_of
 from rlsync.seams import user_input
 
 #: For each episode that was truncated and did not terminate, and with keep_last() for each that ended: the
@@ -63,6 +63,11 @@ class Envs(ABC):
     observation_dtype: torch.dtype
     keeps_last: bool = field(default=False, init=False)  # see keep_last()
 
+    @property
+    def observations(self) -> Observations:
+        """What a row of an observation is made of."""
+        return like(self.observation_shape, self.observation_dtype)
+
     def keep_last(self) -> None:
         """From now on give the last observations of episodes that terminate, too."""
         self.keeps_last = True
@@ -97,11 +102,16 @@ class SpacedEnvs(Envs):
     """Environments with gymnasium's spaces; a ConfigError if players cannot act there."""
 
     def __init__(self, num_envs: int, observed: Space[Any], taken: Space[Any], name: str) -> None:
-        self.observations = observations_of(observed, name)
+        self._observations = observations_of(observed, name)
         actions = actions_of(taken, name)
-        super().__init__(num_envs, actions, self.observations.shape, self.observations.dtype)
+        row = self._observations
+        super().__init__(num_envs, actions, row.shape, row.dtype)
         self._translate = actions.translation()
         self._sent: NDArray[Any] = np.empty(0)
+
+    @property
+    def observations(self) -> Observations:
+        return self._observations
 
     def send(self, action: Tensor) -> None:
         self._sent = self._translated(action)

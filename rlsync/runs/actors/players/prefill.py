@@ -45,7 +45,9 @@ class PrefilledPlayer(Player):
         self.prefill = Prefill()
         self.keeps_last = player.keeps_last
         self._uniform = UniformPlayer(
-            player.actions, player.observation_shape, player.observation_dtype
+            player.actions,
+            player._observations or player.observation_shape,
+            player.observation_dtype,
         )
         super().__init__(
             {**player.modules, PREFILL: self.prefill},
@@ -54,6 +56,7 @@ class PrefilledPlayer(Player):
             player.observation_dtype,
             player.records,
         )
+        self._observations = player._observations
 
     def begin(
         self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1

@@ -10,7 +10,9 @@ from torch import Generator, Tensor, nn
 
 from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import DiscreteActions
+from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import Acted, Player, Record, State
+from rlsync.runs.actors.players.uniform import random_choices
 from rlsync.seams import POLICY
 
 #: Records of each step: the Q-value of the action taken, and the largest one. An initial priority needs both.
@@ -77,7 +79,8 @@ class EpsilonGreedyPlayer(Player):
     Args:
         network: maps observations ``[N, *obs]`` to Q-values [N, n].
         actions: n.
-        observation_shape, observation_dtype: of one observation.
+        observation_shape, observation_dtype: of one observation; or what its rows are made of. A random action
+            is then one that their mask allows.
         ladder: how often each worker explores. ``EpsilonLadder(0.0)`` acts greedily, as an evaluation does.
         policy: the module with all weights, whose destination is ``"policy"``; by default the network.
         rate: the part of the policy that has the exploration rate, in place of the ladder's ``epsilon``: so
@@ -101,7 +104,7 @@ class EpsilonGreedyPlayer(Player):
         self,
         network: nn.Module,
         actions: DiscreteActions,
-        observation_shape: tuple[int, ...],
+        observation_shape: tuple[int, ...] | Observations,
         observation_dtype: torch.dtype = torch.float32,
         *,
         ladder: EpsilonLadder | None = None,
@@ -143,7 +146,7 @@ class EpsilonGreedyPlayer(Player):
         if self._greedy:
             action = greedy
         else:
-            action = self._explored(greedy, state, generator)
+            action = self._explored(observation, greedy, state, generator)
         if not self.records:
             return Acted(action, {}, state)
         taken_value = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -159,21 +162,21 @@ class EpsilonGreedyPlayer(Player):
         return EpsilonGreedyPlayer(
             self.network,
             DiscreteActions(self._choices),
-            self.observation_shape,
+            self._observations or self.observation_shape,
             self.observation_dtype,
             ladder=EpsilonLadder(0.0),
             policy=self.modules[POLICY],
         )
 
-    def _explored(self, greedy: Tensor, state: State, generator: Generator) -> Tensor:
+    def _explored(
+        self, observation: Tensor, greedy: Tensor, state: State, generator: Generator
+    ) -> Tensor:
         """Random actions in place of some greedy ones."""
         # Both are drawn at every step, so that the random numbers do not depend on what was explored.
-        device = greedy.device
-        count = len(greedy)
         epsilon: float | Tensor = self.ladder.epsilon
         if self._rate is not None:
             epsilon = self._rate.eps
-        draws = torch.rand(count, generator=generator, device=device)
+        draws = torch.rand(len(greedy), generator=generator, device=greedy.device)
         explores = draws < epsilon ** state[_EXPONENT]
-        random = torch.randint(self._choices, (count,), generator=generator, device=device)
+        random = random_choices(observation, self.observations, self._choices, generator)
         return torch.where(explores, random, greedy)

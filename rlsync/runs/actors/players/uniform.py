@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions
+from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import Acted, Player, Record, State
 
 
@@ -21,7 +22,8 @@ class UniformPlayer(Player):
 
     Args:
         actions: what it draws from.
-        observation_shape, observation_dtype: of the environment; it does not look at observations.
+        observation_shape, observation_dtype: of the environment; or what its rows are made of. It looks at nothing
+            but a mask, if they have one.
 
     Raises:
         ConfigError: a box has no finite bounds.
@@ -40,7 +42,7 @@ class UniformPlayer(Player):
     def __init__(
         self,
         actions: ActionSpec,
-        observation_shape: tuple[int, ...],
+        observation_shape: tuple[int, ...] | Observations,
         observation_dtype: torch.dtype = torch.float32,
     ) -> None:
         records = [Record(keys.BEHAVIOUR_LOG_PROB, (), torch.float32)]
@@ -69,9 +71,32 @@ class UniformPlayer(Player):
             drawn = torch.rand(count, actions.size, generator=generator, device=device)
             action = low + (high - low) * drawn
         else:
-            action = torch.randint(actions.n, (count,), generator=generator, device=device)
+            action = random_choices(observation, self.observations, actions.n, generator)
         log_prob = torch.full((count,), self._log_prob, device=device)
+        allowed = self.observations.allowed(observation)
+        if allowed is not None:
+            log_prob = -allowed.sum(-1).float().log()
         return Acted(action, {keys.BEHAVIOUR_LOG_PROB: log_prob}, state)
+
+
+def random_choices(
+    observation: Tensor, observations: Observations, choices: int, generator: Generator
+) -> Tensor:
+    """Choices ``[N]``, each as likely as any other that the observation's mask allows.
+
+    Args:
+        observation: ``[N, *obs]``.
+        observations: what it is made of.
+        choices: how many there are.
+        generator: of random numbers.
+    """
+    count = len(observation)
+    device = observation.device
+    allowed = observations.allowed(observation)
+    if allowed is None:
+        return torch.randint(choices, (count,), generator=generator, device=device)
+    ranks = torch.rand((count, choices), generator=generator, device=device)
+    return (ranks + 1).mul(allowed).argmax(-1)
 
 
 def _log_density(actions: ActionSpec) -> float:

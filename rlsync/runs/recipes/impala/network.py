@@ -12,13 +12,22 @@ from torch import Generator, Tensor, nn
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions
+from rlsync.runs.actors.envs.observations import Observations, like
 from rlsync.runs.actors.player import Acted, Player, Record, State
+from rlsync.runs.recipes.encoder import (
+    HIDDEN,
+    Encoder,
+    Pixels,
+    linear,
+    make_torso,
+    only_allowed,
+    torso_for,
+)
 from rlsync.runs.recipes.impala.heads import PolicyHead
-from rlsync.runs.recipes.impala.layers import EpisodicLSTM, Pixels, linear, make_torso, split_pass
+from rlsync.runs.recipes.impala.layers import EpisodicLSTM, split_pass
 from rlsync.seams import POLICY
 
 _NOTHING = nullcontext()
-_HIDDEN = {"mlp": (64, 64), "nature": (512,), "impala": (256,)}
 
 
 class Stepped(NamedTuple):
@@ -65,9 +74,10 @@ class ImpalaNet(nn.Module):
     last reward itself: callers pass on what they have.
 
     Args:
-        observation_shape: of one observation: [features], or [C, H, W] for pixels (uint8 means x / 255).
+        observation_shape: of one observation: [features], or [C, H, W] for pixels (uint8 means x / 255); or
+            what its rows are made of. Their mask, if they have one, is applied to the policy's outputs.
         head: what the policy's outputs mean.
-        torso: ``"mlp"``, ``"nature"`` or ``"impala"``; see :func:`make_torso`.
+        torso: ``"mlp"``, ``"nature"`` or ``"impala"``, see :func:`make_torso`; ``"auto"`` is one that fits.
         hidden: widths of the torso's dense layers; by default (64, 64), (512,) or (256,) by torso.
         lstm: units of the LSTM; 0 for none.
         last_action, last_reward: whether these are inputs, after the torso; rewards are clipped to [-1, 1].
@@ -96,7 +106,7 @@ class ImpalaNet(nn.Module):
 
     def __init__(
         self,
-        observation_shape: Sequence[int],
+        observation_shape: Sequence[int] | Observations,
         head: PolicyHead,
         *,
         torso: str = "mlp",
@@ -115,34 +125,58 @@ class ImpalaNet(nn.Module):
                 raise ConfigError(
                     f"a network cannot have {name}={number}", name, f"give {least} or more"
                 )
-        if hidden is None:
-            widths = _HIDDEN.get(torso, ())
+        if isinstance(observation_shape, Observations):
+            self.observations = observation_shape
         else:
-            widths = tuple(hidden)
-        self.observation_shape = tuple(observation_shape)
+            self.observations = like(tuple(observation_shape))
+        self.observation_shape = self.observations.shape
         self.head = head
         self.takes_last_action = last_action
         self.takes_last_reward = last_reward
         self.in_bfloat16 = bfloat16
         self.torso_threads = torso_threads
-
-        self.torso = make_torso(torso, self.observation_shape, widths)
-        if normalize and torso == "mlp":
-            raise ConfigError(
-                "only pixels are normalised", "normalize", "leave it false for vectors"
-            )
-        if torso == "mlp":
-            self.pixels = None
-        else:
-            self.pixels = Pixels(self.observation_shape, normalize, channels_last)
+        self.pixels: Pixels | None = None
+        features = self._make_torso(torso, hidden, channels_last=channels_last, normalize=normalize)
 
         # Between torso and outputs: the last action and reward, and an LSTM.
-        features = widths[-1] + last_action * head.features + last_reward
+        features += last_action * head.features + last_reward
         self.lstm = None
         if lstm:
             self.lstm = EpisodicLSTM(features, lstm)
         self.policy = linear(lstm or features, head.width, gain=0.01)
         self.value = linear(lstm or features, 1, gain=1.0)
+
+    def _make_torso(
+        self, name: str, hidden: Sequence[int] | None, *, channels_last: bool, normalize: bool
+    ) -> int:
+        """Make what sees the observations; returns how many features it has."""
+        observations = self.observations
+        pictures = observations.pictures
+        if name == "auto":
+            name = torso_for(pictures[0].shape) if pictures else "mlp"
+        widths = HIDDEN.get(name, ()) if hidden is None else tuple(hidden)
+        if normalize and name == "mlp":
+            raise ConfigError(
+                "only pixels are normalised", "normalize", "leave it false for vectors"
+            )
+        if len(observations.parts) == 1:
+            self.torso: nn.Module = make_torso(name, self.observation_shape, widths)
+            if name != "mlp":
+                self.pixels = Pixels(self.observation_shape, normalize, channels_last)
+            return widths[-1]
+        if pictures:
+            self.torso = Encoder(
+                observations,
+                torso=name,
+                hidden=widths,
+                numbers=HIDDEN["mlp"],
+                channels_last=channels_last,
+                normalize=normalize,
+            )
+            return self.torso.features
+        encoder = Encoder(observations)
+        self.torso = nn.Sequential(encoder, make_torso(name, (encoder.features,), widths))
+        return widths[-1]
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -228,7 +262,8 @@ class ImpalaNet(nn.Module):
                 else:
                     before = state
                 features, state = self.lstm.step(features, is_init, before)
-            return self.policy(features), self.value(features).squeeze(-1), state
+            params = only_allowed(self.policy(features), self.observations, observation)
+            return params, self.value(features).squeeze(-1), state
 
     def forward(
         self,
@@ -253,15 +288,15 @@ class ImpalaNet(nn.Module):
         Raises:
             ConfigError: the network takes a last action or reward, and none is given.
         """
-        if self.pixels is not None and self.pixels.normalize and torch.is_grad_enabled():
-            self.pixels.follow(observation)
+        if torch.is_grad_enabled():
+            self._follow(observation)
         features = self._features(observation.flatten(0, 1)).unflatten(0, is_init.shape)
         states = None
         with _no_autocast(features):
             features = self._with_last(features, is_init, last_action, last_reward)
             if self.lstm is not None:
                 features, states = self.lstm(features, is_init, state)
-            params = self.policy(features)
+            params = only_allowed(self.policy(features), self.observations, observation)
             value = self.value(features).squeeze(-1)
         final_value = None
         if finals is not None:
@@ -286,11 +321,20 @@ class ImpalaNet(nn.Module):
         parameters = [p for p in self.torso.parameters() if p.requires_grad]
         return split_pass(self._features_here, parameters, observation, self.torso_threads)
 
+    @torch.no_grad()
+    def _follow(self, observation: Tensor) -> None:
+        """Take unrolls of observations into account, where pictures are normalised by what was seen."""
+        if self.pixels is not None and self.pixels.normalize:
+            self.pixels.follow(observation)
+        elif isinstance(self.torso, Encoder):
+            self.torso.follow(observation)
+
     def _features_here(self, observation: Tensor) -> Tensor:
         if self.pixels is not None:
             observation = self.pixels(observation)
         dtype = self.value.weight.dtype
-        if observation.dtype != dtype:
+        # rows of several parts are taken apart by the torso
+        if len(self.observations.parts) == 1 and observation.dtype != dtype:
             observation = observation.to(dtype)
         context: AbstractContextManager[object] = _NOTHING
         if self.in_bfloat16:
@@ -381,16 +425,10 @@ class ImpalaPlayer(Player):
             records.append(Record(keys.LAST_ACTION, head.action_shape, head.action_dtype, "unroll"))
         if network.takes_last_reward:
             records.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
-        shape = network.observation_shape
-        # pixels, or vectors
-        if len(shape) == 3:
-            dtype = torch.uint8
-        else:
-            dtype = torch.float32
         actions: BoxActions | DiscreteActions = DiscreteActions(head.features)
         if head.action_shape:
             actions = BoxActions(head.action_shape[0])
-        super().__init__({POLICY: network}, actions, shape, dtype, records)
+        super().__init__({POLICY: network}, actions, network.observations, records=records)
         self.network = network
         self._deterministic = deterministic
 

@@ -6,15 +6,12 @@ Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import ConfigError, LogPolicyLag
-from rlsync.runs.actors.envs.observations import require_vector_or_picture
-from rlsync.runs.actors.envs.specs import make_venv
-from rlsync.runs.actors.envs.vectors import SpacedEnvs
 from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.player import in_dtype
 from rlsync.runs.actors.replay.mixing import ReplayMix
@@ -23,22 +20,15 @@ from rlsync.runs.actors.replay.unrolls import UnrollReplay
 from rlsync.runs.actors.rollout_collector import RolloutCollector
 from rlsync.runs.actors.supervision import Restarts
 from rlsync.runs.recipes import parts
-from rlsync.runs.recipes.env_settings import refuse_unsaid_protocol
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns, MixReplayed
-from rlsync.runs.recipes.impala.heads import PolicyHead, head_for
+from rlsync.runs.recipes.impala.heads import head_for
 from rlsync.runs.recipes.impala.loss import ImpalaLoss
 from rlsync.runs.recipes.impala.network import ImpalaNet, ImpalaPlayer
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.place import collect_settings
 from rlsync.runs.recipes.run import Run
-from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig
+from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.seams import shared_file
-
-
-@dataclass(frozen=True, slots=True)
-class VectorSpaces:
-    observation_shape: tuple[int, ...]
-    head: PolicyHead
 
 
 def build(run: Run[ImpalaConfig]) -> Trainer:
@@ -82,28 +72,9 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     return trainer
 
 
-def probe(config: EnvConfig) -> VectorSpaces:
-    """Make one environment in this process, look at it, and close it; ConfigError if it cannot be made."""
-    with parts.making(config, "; for Atari env=atari env.id=ALE/Pong-v5, with 'rlsync[atari]'"):
-        refuse_unsaid_protocol(config)
-        envs = make_venv(config.spec(), 1)
-    try:
-        if isinstance(envs, SpacedEnvs):
-            require_vector_or_picture(envs.observations, config.id)
-        return VectorSpaces(envs.observation_shape, head_for(envs.actions))
-    finally:
-        envs.close()
-
-
-def make_network(recipe: ImpalaConfig, spaces: VectorSpaces) -> ImpalaNet:
-    torso = recipe.model.torso
-    if torso == "auto":
-        if len(spaces.observation_shape) == 3:
-            torso = "nature"
-        else:
-            torso = "mlp"
-    options = vars(recipe.model) | {"torso": torso, "bfloat16": recipe.update_dtype == BFLOAT16}
-    return ImpalaNet(spaces.observation_shape, spaces.head, **options)
+def make_network(recipe: ImpalaConfig, spaces: parts.Spaces) -> ImpalaNet:
+    options = vars(recipe.model) | {"bfloat16": recipe.update_dtype == BFLOAT16}
+    return ImpalaNet(spaces.observations, head_for(spaces.player_actions()), **options)
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
@@ -156,7 +127,7 @@ def register_hooks(
 
 
 def shared_replay(
-    configs: Sequence[Config], spaces: VectorSpaces
+    configs: Sequence[Config], spaces: parts.Spaces
 ) -> tuple[shared_file.SharedFile, SharedReplayHandle]:
     """The replay of agents with these configs; ConfigError if their rollouts differ, or it is too large."""
     recipes = list(map(ImpalaConfig.of, configs))
@@ -182,4 +153,4 @@ def acting(run: Run[ImpalaConfig], deterministic: bool) -> parts.Acting:
     return parts.Acting(network, network.player(deterministic=deterministic))
 
 
-RECIPE = parts.Recipe("impala", ImpalaConfig, probe, build, acting)
+RECIPE = parts.Recipe("impala", ImpalaConfig, parts.ON_POLICY.probe, build, acting)

@@ -17,7 +17,7 @@ from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpda
 from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.hooks.steering import KeepPace
-from rlsync.runs.recipes.networks import MixedMLP, mlp
+from rlsync.runs.recipes.networks import MixedMLP, Sight, mlp
 from rlsync.runs.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
 from rlsync.runs.recipes.replay.normalize import Normalize, Standardized
 from rlsync.runs.recipes.replay.row_segments import RowSegments
@@ -139,8 +139,10 @@ def twin_critics(
     """Two critics with initial weights of their own: a loss that doubles one widens their distribution."""
     critics = []
     for _ in range(2):
-        net = relu_mlp(recipe, spaces.features + spaces.actions, 1, layer_class=layer_class)
-        critic = ValueOperator(seeing(recipe, spaces, net), in_keys=["observation", "action"])
+        sight = Sight.of(spaces.observations, recipe.model, recipe.hidden)
+        net = relu_mlp(recipe, sight.features + spaces.actions, 1, layer_class=layer_class)
+        looking = sight.behind(seeing(recipe, spaces, net))
+        critic = ValueOperator(looking, in_keys=["observation", "action"])
         critics.append(critic.to(device))
     return critics
 

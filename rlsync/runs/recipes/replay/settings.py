@@ -11,7 +11,13 @@ from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.replay.pacing import Pace
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.replay.normalize import NormalizeConfig
-from rlsync.runs.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
+from rlsync.runs.recipes.settings import (
+    SCHEDULE,
+    Config,
+    EvaluationConfig,
+    ModelConfig,
+    RecipeConfig,
+)
 
 #: Why a resumed run cannot change some fields.
 BUFFER = "the checkpoint has a replay buffer of that kind"
@@ -116,6 +122,7 @@ class OffPolicyConfig(ReplayConfig):
     n_step: int = bounds.kept(bounds.above_zero(1), RETURNS)
     #: Observations and rewards in units of their own spread. The statistics of the observations are part of
     #: the networks and travel with the weights, so that a version always acts with its own.
+    model: ModelConfig = field(default_factory=ModelConfig)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
 
     def acts_on_clusters(self) -> bool:
