@@ -31,15 +31,15 @@ from rlsync.runs.recipes.bounds import (
     same_as,
 )
 from rlsync.runs.recipes.hooks.steering import EpsilonDecay
-from rlsync.runs.recipes.replay.building import make_trainer, seeing
+from rlsync.runs.recipes.networks import ACTIVATIONS
+from rlsync.runs.recipes.normalize import seeing
+from rlsync.runs.recipes.replay.building import make_trainer
 from rlsync.runs.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
 
 #: Why a resumed run cannot change a field.
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 
 GREEDY = EpsilonLadder(0.0)
-
-_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 @dataclass
@@ -136,7 +136,7 @@ def player_of(
 
 
 def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
-    activation = _ACTIVATIONS[recipe.activation]
+    activation = ACTIVATIONS[recipe.activation]
     q_net = parts.mlp(
         spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation
     )

@@ -13,6 +13,9 @@ from rlsync.runs.actors.player import Player
 from rlsync.runs.recipes.sync_settings import SyncConfig
 from rlsync.seams import dtype_named, sendable
 
+#: What may follow a hidden layer, by the names that configs have.
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
 
 class MixedMLP(modules.MLP):
     """An MLP that computes in the dtype of its weights and returns float32."""
@@ -26,12 +29,12 @@ class MixedMLP(modules.MLP):
 class FreeScale(nn.Module):
     """Adds to the locations of normal distributions the logarithms of their scales, for ``DiagonalGaussian``.
 
-    They are learned, and do not depend on what is observed; at first each scale is one.
+    They are learned, and do not depend on what is observed. ``initial`` is the logarithm of the first ones.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, initial: float = 0.0) -> None:
         super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(size))
+        self.log_scale = nn.Parameter(torch.full((size,), float(initial)))
 
     def forward(self, loc: Tensor) -> Tensor:
         return with_scale(loc, self.log_scale)
@@ -63,8 +66,12 @@ def mlp(
     last_gain: float,
     activation: type[nn.Module] = nn.Tanh,
     layer_class: type[nn.Module] = nn.Linear,
+    initial_weights: str = "orthogonal",
 ) -> MixedMLP:
-    """A network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
+    """A network with orthogonal weights, of which a small ``last_gain`` makes its first outputs small.
+
+    Or with torch's own ``initial_weights``.
+    """
     net = MixedMLP(
         features,
         outputs,
@@ -72,6 +79,8 @@ def mlp(
         activation_class=activation,
         layer_class=layer_class,
     )
+    if initial_weights == "torch":
+        return net
     layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, 2**0.5)

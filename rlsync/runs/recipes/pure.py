@@ -40,7 +40,7 @@ from rlsync.runs.compat.trainers import is_actors_turn as is_actors_turn
 from rlsync.runs.recipes import networks
 from rlsync.runs.recipes.checks import has_compiler
 from rlsync.runs.recipes.impala import heads
-from rlsync.runs.recipes.replay.normalize import Standardize, Standardized
+from rlsync.runs.recipes.normalize import Standardize, Standardized
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.runs.recipes.timeline import rounds

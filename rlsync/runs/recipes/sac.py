@@ -25,12 +25,12 @@ from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.recipes import parts, pure
 from rlsync.runs.recipes.networks import NormedLinear
+from rlsync.runs.recipes.normalize import seeing
 from rlsync.runs.recipes.players import Squashed
 from rlsync.runs.recipes.replay.building import (
     TWO_CRITICS,
     make_trainer,
     relu_mlp,
-    seeing,
     twin_critics,
 )
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig

@@ -17,9 +17,9 @@ from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpda
 from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.hooks.steering import KeepPace
-from rlsync.runs.recipes.networks import MixedMLP, mlp
+from rlsync.runs.recipes.networks import mlp
+from rlsync.runs.recipes.normalize import Normalize, seeing
 from rlsync.runs.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
-from rlsync.runs.recipes.replay.normalize import Normalize, Standardized
 from rlsync.runs.recipes.replay.row_segments import RowSegments
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig, OffPolicyConfig, ReplayConfig
 from rlsync.runs.recipes.run import Run
@@ -111,14 +111,6 @@ def relu_mlp(
     layer_class: type[nn.Module] = nn.Linear,
 ) -> nn.Module:
     """The network of these recipes: ReLU, with the initial weights that the config asks for."""
-    if recipe.initial_weights == "torch":
-        return MixedMLP(
-            features,
-            outputs,
-            num_cells=recipe.hidden,
-            activation_class=nn.ReLU,
-            layer_class=layer_class,
-        )
     return mlp(
         features,
         outputs,
@@ -126,6 +118,7 @@ def relu_mlp(
         last_gain=last_gain,
         activation=nn.ReLU,
         layer_class=layer_class,
+        initial_weights=recipe.initial_weights,
     )
 
 
@@ -151,10 +144,3 @@ TWO_CRITICS: dict[str, Any] = {
     "loss_function": "l2",
     "deactivate_vmap": True,  # two critics are faster one after the other
 }
-
-
-def seeing(recipe: OffPolicyConfig, spaces: Spaces, net: nn.Module) -> nn.Module:
-    """A network that takes an observation first, behind the normalisation that the config asks for."""
-    if not recipe.normalize.observations:
-        return net
-    return Standardized(net, spaces.features, recipe.normalize.clip)
