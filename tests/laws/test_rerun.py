@@ -49,7 +49,13 @@ from rlsync.runs.recipes.rerun import (
     watch_frame,
 )
 from rlsync.runs.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE, STALENESS
-from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
+from rlsync.runs.recipes.settings import (
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    OnPolicyNormalizeConfig,
+    PPOConfig,
+)
 from rlsync.runs.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.sync.adopter import Adopter
 from rlsync.transport.board.format import BoardWatch
@@ -223,6 +229,7 @@ def small_ppo(folder: Path) -> Config:
 def small_ppo_of_numbers(folder: Path) -> Config:
     config = small_ppo(folder)
     config.env = EnvConfig("Pendulum-v1")
+    config.recipe.normalize = OnPolicyNormalizeConfig(observations=True, rewards=True)
     return config
 
 

@@ -25,7 +25,6 @@ from rlsync.runs.cli.main import main
 from rlsync.runs.recipes import registry
 from rlsync.runs.recipes.dqn import DQNConfig
 from rlsync.runs.recipes.hooks.steering import KeepPace
-from rlsync.runs.recipes.replay.normalize import NormalizeConfig
 from rlsync.runs.recipes.replay.settings import PaceConfig
 from rlsync.runs.recipes.sac import CrossQConfig, SACConfig
 from rlsync.runs.recipes.settings import (
@@ -34,6 +33,7 @@ from rlsync.runs.recipes.settings import (
     Config,
     EnvConfig,
     LoggerConfig,
+    NormalizeConfig,
     PPOConfig,
     RecipeConfig,
 )

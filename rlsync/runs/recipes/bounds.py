@@ -97,6 +97,11 @@ def not_below_zero(default: object, *, most: float = float("inf")) -> Any:
     return field(default=default, metadata={"bound": Bound(low=0, high=most)})
 
 
+def between(low: float, high: float, default: object) -> Any:
+    """A field that accepts numbers from ``low`` to ``high``."""
+    return field(default=default, metadata={"bound": Bound(low=low, high=high)})
+
+
 def fraction(default: object) -> Any:
     """A field that accepts numbers from zero to one."""
     return field(default=default, metadata={"bound": Bound(low=0, high=1)})

@@ -31,15 +31,14 @@ from rlsync.runs.recipes.bounds import (
     same_as,
 )
 from rlsync.runs.recipes.hooks.steering import EpsilonDecay
-from rlsync.runs.recipes.replay.building import make_trainer, seeing
+from rlsync.runs.recipes.networks import ACTIVATIONS
+from rlsync.runs.recipes.replay.building import make_trainer
 from rlsync.runs.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
 
 #: Why a resumed run cannot change a field.
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 
 GREEDY = EpsilonLadder(0.0)
-
-_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 @dataclass
@@ -135,12 +134,12 @@ def player_of(
 
 
 def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
-    activation = _ACTIVATIONS[recipe.activation]
-    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
+    activation = ACTIVATIONS[recipe.activation]
+    sight = parts.Sight.of(recipe, spaces)
     q_net = parts.mlp(
         sight.features, spaces.actions, sight.hidden, last_gain=1.0, activation=activation
     )
-    network = sight.choosing(seeing(recipe, spaces, q_net))
+    network = sight.choosing(q_net)
     q_module = TensorDictModule(network, in_keys=["observation"], out_keys=["action_value"])
     actor = QValueActor(q_module, spec=spaces.action_spec)
     epsilon_end = recipe.epsilon_end

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torchrl import modules
 
+from rlsync import ConfigError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import Player
 from rlsync.runs.recipes.encoder import Encoded, Encoder, Masked
-from rlsync.runs.recipes.settings import ModelConfig
+from rlsync.runs.recipes.normalize import Standardized
+from rlsync.runs.recipes.settings import ModelConfig, NormalizeConfig
 from rlsync.runs.recipes.sync_settings import SyncConfig
 from rlsync.seams import dtype_named, sendable
+
+if TYPE_CHECKING:  # workers load this module with their networks, and probe no environment
+    from rlsync.runs.recipes.spaces import Spaces
+
+#: What may follow a hidden layer, by the names that configs have.
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 class MixedMLP(modules.MLP):
@@ -29,12 +37,12 @@ class MixedMLP(modules.MLP):
 class FreeScale(nn.Module):
     """Adds to the locations of normal distributions the logarithms of their scales, for ``DiagonalGaussian``.
 
-    They are learned, and do not depend on what is observed; at first each scale is one.
+    They are learned, and do not depend on what is observed. ``initial`` is the logarithm of the first ones.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, initial: float = 0.0) -> None:
         super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(size))
+        self.log_scale = nn.Parameter(torch.full((size,), float(initial)))
 
     def forward(self, loc: Tensor) -> Tensor:
         return with_scale(loc, self.log_scale)
@@ -66,8 +74,12 @@ def mlp(
     last_gain: float,
     activation: type[nn.Module] = nn.Tanh,
     layer_class: type[nn.Module] = nn.Linear,
+    initial_weights: str = "orthogonal",
 ) -> MixedMLP:
-    """A network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
+    """A network with orthogonal weights, of which a small ``last_gain`` makes its first outputs small.
+
+    Or with torch's own ``initial_weights``.
+    """
     net = MixedMLP(
         features,
         outputs,
@@ -75,6 +87,8 @@ def mlp(
         activation_class=activation,
         layer_class=layer_class,
     )
+    if initial_weights == "torch":
+        return net
     layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, 2**0.5)
@@ -83,35 +97,59 @@ def mlp(
     return net
 
 
+class Seeing(Protocol):
+    """The settings of a recipe that say how its networks see observations."""
+
+    hidden: list[int]
+    model: ModelConfig
+
+    @property
+    def normalize(self) -> NormalizeConfig: ...
+
+
 class Sight(NamedTuple):
-    """How networks of a recipe see observations, and what stands behind."""
+    """How the networks of a recipe see observations, and what stands behind."""
 
     observations: Observations
     encoder: Encoder | None  #: None: a row is numbers alone, and networks take it as it is
     features: int  #: what the layers behind take
     hidden: list[int]  #: widths of the hidden layers behind
+    clip: (
+        float | None
+    )  #: largest distance from 0 of a normalised number; None: nothing is normalised
 
     @classmethod
-    def of(cls, observations: Observations, model: ModelConfig, hidden: list[int]) -> Sight:
+    def of(cls, recipe: Seeing, spaces: Spaces) -> Sight:
         """Make an encoder, if one is needed.
 
         Args:
-            observations: what a row is made of.
-            model: how pictures are seen.
-            hidden: widths of the layers that numbers go through.
+            recipe: how pictures are seen, the layers that numbers go through, and what is normalised.
+            spaces: of the environment.
+
+        Raises:
+            ConfigError: pictures would be normalised, or are too small for their torso.
         """
+        observations = spaces.observations
+        clip = recipe.normalize.clip if recipe.normalize.observations else None
+        encoder: Encoder | None = None
         if observations.pictures:
-            encoder = Encoder(observations, numbers=hidden, **vars(model))
-            return cls(observations, encoder, encoder.features, [])
+            if clip is not None:
+                problem = "observations have pictures, whose pixels are not normalised"
+                cure = "give recipe.normalize.observations=false: networks divide pixels by 255"
+                raise ConfigError(problem, "recipe.normalize.observations", cure)
+            encoder = Encoder(observations, numbers=recipe.hidden, **vars(recipe.model))
+            return cls(observations, encoder, encoder.features, [], clip)
         if observations.mask is not None:
-            return cls(observations, Encoder(observations), observations.features, hidden)
-        return cls(observations, None, observations.features, hidden)
+            encoder = Encoder(observations)
+        return cls(observations, encoder, observations.features, recipe.hidden, clip)
 
     def behind(self, net: nn.Module) -> nn.Module:
-        """A network of rows, from one that takes ``features``."""
-        if self.encoder is None:
-            return net
-        return Encoded(self.encoder, net)
+        """A network of rows, from one that takes ``features``, and whatever else follows them."""
+        if self.clip is not None:
+            net = Standardized(net, self.features, self.clip)
+        if self.encoder is not None:
+            net = Encoded(self.encoder, net)
+        return net
 
     def choosing(self, net: nn.Module) -> nn.Module:
         """As :meth:`behind`, of outputs for each choice: those that a mask forbids are the least there are."""

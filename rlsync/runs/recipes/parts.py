@@ -35,7 +35,6 @@ from rlsync.runs.recipes.registry import Recipe as Recipe
 from rlsync.runs.recipes.replay.building import TWO_CRITICS as TWO_CRITICS
 from rlsync.runs.recipes.replay.building import make_trainer as make_trainer
 from rlsync.runs.recipes.replay.building import relu_mlp as relu_mlp
-from rlsync.runs.recipes.replay.building import seeing as seeing
 from rlsync.runs.recipes.replay.building import twin_critics as twin_critics
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig as ActorCriticConfig
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig as OffPolicyConfig

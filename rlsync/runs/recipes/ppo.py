@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn, optim
 from torch.distributions import Distribution
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import mse_loss, smooth_l1_loss
 from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.modules import (
@@ -31,7 +31,8 @@ from rlsync.runs.actors.devices import CPU
 from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.recipes import parts, pure
 from rlsync.runs.recipes.impala.heads import DiagonalGaussian, LocAndScale, head_for
-from rlsync.runs.recipes.networks import FreeScale
+from rlsync.runs.recipes.networks import ACTIVATIONS, FreeScale
+from rlsync.runs.recipes.normalize import NormalizeOnPolicy
 from rlsync.runs.recipes.settings import PPOConfig
 
 
@@ -39,6 +40,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     settings = parts.trainer_settings(run)
+    normalize = NormalizeOnPolicy(recipe.normalize, run.spaces.observations, recipe.gamma)
     with parts.started_collector(run, player_of(loss.actor_network, run.spaces)) as collector:
         optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5, fused=True)
         trainer = PPOTrainer(
@@ -55,8 +57,10 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
             ),
             num_epochs=recipe.num_epochs,
             optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
-            gae=Advantages(loss.critic_network, recipe.gamma, recipe.gae_lambda),
+            gae=Advantages(loss.critic_network, recipe.gamma, recipe.gae_lambda, normalize.scaled),
         )
+        if recipe.normalize.observations or recipe.normalize.rewards:
+            normalize.register(trainer)
         pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         # The advantages are computed before the replay buffer is filled.
         parts.ToLearner(run.device).register(trainer)
@@ -67,11 +71,12 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
 
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
     # One encoder for actor and critic: pictures are seen once.
-    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
-    policy_net = parts.mlp(sight.features, spaces.actions, sight.hidden, last_gain=0.01)
+    sight = parts.Sight.of(recipe, spaces)
+    policy_net = _mlp(recipe, sight, spaces.actions, last_gain=0.01)
     head = head_for(spaces.player_actions())
     if isinstance(head, DiagonalGaussian):
-        outputs = nn.Sequential(sight.behind(policy_net), FreeScale(spaces.actions))
+        scale = FreeScale(spaces.actions, recipe.initial_log_scale)
+        outputs = nn.Sequential(sight.behind(policy_net), scale)
         network: nn.Module = nn.Sequential(outputs, LocAndScale(head))
         parameters = ["loc", "scale"]
         distribution: type[Distribution] = IndependentNormal
@@ -86,7 +91,7 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
         distribution_class=distribution,
         return_log_prob=True,
     )
-    value_net = parts.mlp(sight.features, 1, sight.hidden, last_gain=1.0)
+    value_net = _mlp(recipe, sight, 1, last_gain=1.0)
     critic = ValueOperator(sight.behind(value_net), in_keys=["observation"])
     loss = ClipPPOLoss(
         actor.to(device),  # before there is a loss: not all that it holds of them follows it later
@@ -95,9 +100,21 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
         entropy_bonus=recipe.entropy_coeff > 0,
         entropy_coeff=recipe.entropy_coeff,
         critic_coeff=recipe.critic_coeff,
+        loss_critic_type=recipe.critic_loss,
         normalize_advantage=recipe.normalize_advantage,
     )
     return loss.to(device)
+
+
+def _mlp(recipe: PPOConfig, sight: parts.Sight, outputs: int, *, last_gain: float) -> nn.Module:
+    return parts.mlp(
+        sight.features,
+        outputs,
+        sight.hidden,
+        last_gain=last_gain,
+        activation=ACTIVATIONS[recipe.activation],
+        initial_weights=recipe.initial_weights,
+    )
 
 
 def player_of(
@@ -115,12 +132,14 @@ class Advantages:
     """Writes ``advantage`` and ``value_target`` into batches ``[B, T]``, by TorchRL's GAE.
 
     One pass of the critic values the T + 1 observations of each environment; where an episode has ended
-    within them, what followed it is valued in a second, small one.
+    within them, what followed it is valued in a second, small one. ``scaled`` maps the rewards to those that
+    are learned from.
     """
 
     critic: ValueOperator
     gamma: float
     lmbda: float
+    scaled: Callable[[Tensor], Tensor] = lambda reward: reward
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
@@ -135,7 +154,13 @@ class Advantages:
             next_value = next_value.clone()
             next_value[ends] = self.critic.module(following[ends])
         advantage, target = vec_generalized_advantage_estimate(
-            self.gamma, self.lmbda, value, next_value, after["reward"], done, after["terminated"]
+            self.gamma,
+            self.lmbda,
+            value,
+            next_value,
+            self.scaled(after["reward"]),
+            done,
+            after["terminated"],
         )
         return batch.set("advantage", advantage).set("value_target", target)
 
@@ -151,6 +176,7 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     bonus = loss.entropy_bonus
     entropy_coeff = loss.entropy_coeff
     critic_coeff = loss.critic_coeff
+    critic_error = _CRITIC_ERRORS[loss.loss_critic_type]
     least = 1 - loss.clip_epsilon
     most = 1 + loss.clip_epsilon
 
@@ -179,7 +205,7 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
         missed = (target - value).var(correction=0)
         spread = target.var(correction=0)
         return terms | {
-            "loss_critic": critic_coeff * smooth_l1_loss(value, target, reduction="none").mean(),
+            "loss_critic": critic_coeff * critic_error(value, target, reduction="none").mean(),
             "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
             "kl_approx": -log_ratio.mean(),
             "explained_variance": 1 - missed / (spread + torch.finfo(spread.dtype).eps),
@@ -193,6 +219,8 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
         (loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys
     )
 
+
+_CRITIC_ERRORS = {"smooth_l1": smooth_l1_loss, "l2": mse_loss}
 
 #: Log-probabilities of actions, and what computes entropies: both ``[B]``.
 Scores = tuple[Tensor, Callable[[], Tensor]]

@@ -42,7 +42,7 @@ from rlsync.runs.recipes import networks
 from rlsync.runs.recipes.checks import has_compiler
 from rlsync.runs.recipes.encoder import Encoded, Encoder, Masked, only_allowed
 from rlsync.runs.recipes.impala import heads
-from rlsync.runs.recipes.replay.normalize import Standardize, Standardized
+from rlsync.runs.recipes.normalize import Standardize, Standardized
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.runs.recipes.timeline import rounds

@@ -30,7 +30,6 @@ from rlsync.runs.recipes.replay.building import (
     TWO_CRITICS,
     make_trainer,
     relu_mlp,
-    seeing,
     twin_critics,
 )
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig
@@ -120,16 +119,12 @@ def make_loss(
     layer_class: type[nn.Module] = nn.Linear,
 ) -> SoftLoss:
     low, high = spaces.bounds()
-    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
+    sight = parts.Sight.of(recipe, spaces)
     mlp = relu_mlp(recipe, sight.features, 2 * spaces.actions, last_gain=0.01)
     # The deviation is TorchRL's softplus + 0.01, not the paper's exponential: docs/how_to/off_policy.md.
     net = nn.Sequential(mlp, NormalParamExtractor())
     actor = ProbabilisticActor(
-        TensorDictModule(
-            sight.behind(seeing(recipe, spaces, net)),
-            in_keys=["observation"],
-            out_keys=["loc", "scale"],
-        ),
+        TensorDictModule(sight.behind(net), in_keys=["observation"], out_keys=["loc", "scale"]),
         in_keys=["loc", "scale"],
         distribution_class=TanhNormal,
         distribution_kwargs={"low": low, "high": high, "tanh_loc": False},

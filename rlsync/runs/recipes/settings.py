@@ -148,6 +148,44 @@ class EvaluationConfig:
     give_up_after_s: float = bounds.above_zero(GIVE_UP_AFTER_S)
 
 
+@dataclass
+class NormalizeConfig:
+    """What is brought to unit spread, and how far a number may then lie from its mean."""
+
+    #: Subtract the mean of all collected observations, and divide by their standard deviation.
+    observations: bool = bounds.kept(
+        False, "the checkpoint has networks that see observations so, or not"
+    )
+    #: Divide rewards by the root of the mean of their squares.
+    rewards: bool = bounds.kept(
+        False, "the checkpoint has Q values of rewards that are scaled so, or not"
+    )
+    #: Largest distance from 0 of a normalised observation.
+    clip: float = bounds.above_zero(10.0)
+
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """What is wrong with these settings beyond their bounds."""
+        if self.observations and any(route.dtype for route in config.sync.map):
+            problem = "workers that act in half precision would round the mean of an observation to three digits"
+            cure = (
+                "leave the dtype out of the sync map, or give recipe.normalize.observations=false"
+            )
+            yield ConfigError(problem, "sync.map and recipe.normalize.observations", cure)
+
+
+@dataclass
+class OnPolicyNormalizeConfig(NormalizeConfig):
+    """The same for batches that are learned from once, with the law of Stable-Baselines3's VecNormalize."""
+
+    #: Divide rewards by the standard deviation of the discounted returns of all environments so far: the law of
+    #: VecNormalize in Stable-Baselines3. Reported returns are the environment's own.
+    rewards: bool = bounds.kept(
+        False, "the checkpoint has values of rewards that are scaled so, or not"
+    )
+    #: Largest distance from 0 of a normalised observation, and of a divided reward.
+    clip: float = bounds.above_zero(10.0)
+
+
 class Batches(NamedTuple):
     """How many steps each environment makes in a rollout, and how many rollouts make a batch."""
 
@@ -297,6 +335,12 @@ class PPOConfig(RecipeConfig):
     gamma: float = bounds.fraction(0.99)
     #: Widths of the hidden layers. Actor and critic have such layers each, and share none.
     hidden: list[int] = field(default_factory=lambda: [64, 64], metadata=bounds.WIDTHS)
+    #: What follows each hidden layer: tanh or relu.
+    activation: str = bounds.one_of("tanh", "relu")
+    #: Initial weights of these networks: orthogonal, with biases of 0 and small first actions, or torch's own.
+    initial_weights: str = bounds.one_of("orthogonal", "torch")
+    #: Logarithm of the scales of actions that are numbers, at the start: with 0 each is one.
+    initial_log_scale: float = bounds.between(-5.0, 2.0, 0.0)
     #: Number of passes over each batch.
     num_epochs: int = bounds.above_zero(4)
     #: Lambda of generalised advantage estimation: 1 uses the returns alone, 0 the critic alone.
@@ -311,9 +355,19 @@ class PPOConfig(RecipeConfig):
     #: Weight of the critic's loss.
     critic_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.5), "critic_coeff")
     model: ModelConfig = field(default_factory=ModelConfig)
+    #: The critic's loss: smooth_l1, in which errors above one count as much as they are large, or l2, their
+    #: squares, as in the paper and in Stable-Baselines3.
+    critic_loss: str = bounds.one_of("smooth_l1", "l2")
+    #: Observations and rewards in units of their own spread. The statistics of the observations are part of
+    #: the networks and travel with the weights, so that a version always acts with its own.
+    normalize: OnPolicyNormalizeConfig = field(default_factory=OnPolicyNormalizeConfig)
     #: A separate process of low priority that plays greedily while the run goes on. It writes evaluations.csv
     #: and best.pt.
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        yield from super().errors(config)
+        yield from self.normalize.errors(config)
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return self.num_epochs * math.ceil(config.collector.frames_per_batch / self.batch_size)

@@ -129,11 +129,10 @@ def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
 
 
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = parts.CPU) -> TD3Loss:
-    sight = parts.Sight.of(spaces.observations, recipe.model, recipe.hidden)
+    sight = parts.Sight.of(recipe, spaces)
     net = parts.relu_mlp(recipe, sight.features, spaces.actions, last_gain=0.01)
-    seeing = sight.behind(parts.seeing(recipe, spaces, net))
     actor = TensorDictSequential(
-        TensorDictModule(seeing, in_keys=["observation"], out_keys=["param"]),
+        TensorDictModule(sight.behind(net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
     half_ranges = spaces.half_ranges().to(device)

@@ -295,7 +295,9 @@ def test_a_choice_outside_its_space_is_refused_with_the_space() -> None:
 
     spec = GymnasiumEnvs(spaced(Discrete(3)).id, {"observation": Discrete(3), "wrappers": (Outside,)})
     envs = make_venv(spec, 1)
-    with pytest.raises(ConfigError, match="outside its space: 'observation' is numbers from 7 to 7") as refused:
+    with pytest.raises(
+        ConfigError, match="outside its space: 'observation' is numbers from 7 to 7"
+    ) as refused:
         envs.reset(0)
     assert "Discrete(3)" in refused.value.where
     envs.close()

@@ -33,10 +33,15 @@ from tests.tools.parts.space_envs import SENT, spaced
 _DREAMER = ("recipe.cells=8", "recipe.belief=8")
 CASES = {
     "ppo": ("recipe=ppo", "recipe.hidden=[8]"),
-    "ppo-numbers": ("recipe=ppo", "env.id=Pendulum-v1", "recipe.hidden=[8]"),
+    # what normalises observations is a part of the policy
+    "ppo-numbers": (
+        "recipe=ppo",
+        "env.id=Pendulum-v1",
+        "recipe.hidden=[8]",
+        "recipe.normalize.observations=true",
+    ),
     "dqn": ("recipe=dqn", "recipe.hidden=[8]"),
     "sac": ("recipe=sac", "env=pendulum", "recipe.hidden=[8]"),
-    # what normalises observations is a part of the policy
     "td3": ("recipe=td3", "env=pendulum", "recipe.hidden=[8]", "recipe.normalize.observations=true"),
     "crossq": ("recipe=crossq", "env=pendulum", "recipe.hidden=[8]"),
     "sac-mujoco": ("recipe=sac", "env=halfcheetah", "recipe.hidden=[8]"),  # which observes float64

@@ -11,7 +11,7 @@ from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync import LogPolicyLag
 from rlsync.runs.recipes import ppo
-from rlsync.runs.recipes.replay.normalize import NormalizeConfig
+from rlsync.runs.recipes.settings import NormalizeConfig
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from tests.runs.recipes.test_off_policy import built, tiny
 from tests.runs.recipes.test_recipes import hook_of, small_ppo, trained

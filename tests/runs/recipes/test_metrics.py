@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlsync.runs.recipes.registry import recipe_of
-from rlsync.runs.recipes.replay.normalize import NormalizeConfig
 from rlsync.runs.recipes.run_files import METRICS, SCALARS
-from rlsync.runs.recipes.settings import Config
+from rlsync.runs.recipes.settings import Config, NormalizeConfig, OnPolicyNormalizeConfig
 from tests.runs.recipes.test_dreamer_recipes import small as small_dreamer
 from tests.runs.recipes.test_impala_recipe import LASER
 from tests.runs.recipes.test_impala_recipe import small as small_impala
@@ -22,8 +21,15 @@ from tests.runs.recipes.test_recipes import small_ppo, trained
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 #: With all options on: some are logged with an option alone.
 NORMALIZED = NormalizeConfig(observations=True, rewards=True)
+
+
+def normalized_ppo() -> Config:
+    config = small_ppo()
+    return replace(config, recipe=replace(config.recipe, normalize=OnPolicyNormalizeConfig(True, True)))
+
+
 CONFIGS: dict[str, Callable[[], Config]] = {
-    "ppo": small_ppo,
+    "ppo": normalized_ppo,
     "dqn": lambda: small("dqn", normalize=NORMALIZED, prioritized=True, ladder_alpha=7.0),
     "sac": lambda: small("sac", normalize=NORMALIZED, prioritized=True),
     "td3": lambda: small("td3", normalize=NORMALIZED, prioritized=True),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from torch import Tensor, distributions
+from torch import Tensor, distributions, nn
 
 from rlsync.core.errors import ConfigError
 from rlsync.runs.recipes import ppo
@@ -86,6 +86,36 @@ def test_the_environment_gets_what_is_nearest_within_its_bounds(box: str) -> Non
 def test_a_number_that_can_only_be_one_is_still_refused() -> None:
     with pytest.raises(ConfigError, match="number 1 of its action can only be 1"):
         spaces_of(Box(np.array([0, 1], np.float32), np.array([1, 1], np.float32)))
+
+
+def test_networks_begin_as_the_keys_say() -> None:
+    spaces = spaces_of(BOXES["bounded"])
+    keys = {"hidden": [16, 16], "activation": "relu", "initial_weights": "torch", "initial_log_scale": -2}
+    loss = ppo.make_loss(PPOConfig(**keys), spaces)
+    _, scale = loss.actor_network[0].module(torch.zeros(3, spaces.features))
+    torch.testing.assert_close(scale, torch.full((3, 2), -2.0).exp())
+    for network in (loss.actor_network, loss.critic_network):
+        kinds = {type(module) for module in network.modules()}
+        assert (nn.ReLU in kinds, nn.Tanh in kinds) == (True, False)
+        for layer in (module for module in network.modules() if isinstance(module, nn.Linear)):
+            bound = layer.in_features**-0.5
+            assert 0 < layer.bias.abs().max() <= bound
+            assert bound / 2 < layer.weight.abs().max() <= bound
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_ppo_learns_to_run_with_normalised_observations_and_rewards(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    words = ("recipe=ppo", "env=halfcheetah", "logger=none", "run_dir=run", "recipe.compile=off")
+    words = (*words, "recipe.total_frames=20480")
+    done = run_program("rlsync", "train", *words, cwd=tmp_path, timeout_s=ENDS_WITHIN_S)
+    assert done.returncode == 0, done.stderr
+    statistics = statistics_in(tmp_path / "run")
+    assert statistics is not None
+    assert statistics.return_mean is not None
+    assert statistics.return_mean > 50, "random actions get about -280"
 
 
 @pytest.mark.slow

@@ -25,11 +25,18 @@ from rlsync.runs.recipes.dqn import DQNConfig
 from rlsync.runs.recipes.dreamer.config import DreamerV3Config
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.networks import MixedMLP
+from rlsync.runs.recipes.normalize import write_statistics
 from rlsync.runs.recipes.pure import Graphs, PureStepper
-from rlsync.runs.recipes.replay.normalize import NormalizeConfig, write_statistics
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig
 from rlsync.runs.recipes.sac import CrossQConfig, SACConfig, SoftConfig
-from rlsync.runs.recipes.settings import Config, DeviceConfig, PPOConfig, RecipeConfig
+from rlsync.runs.recipes.settings import (
+    Config,
+    DeviceConfig,
+    NormalizeConfig,
+    OnPolicyNormalizeConfig,
+    PPOConfig,
+    RecipeConfig,
+)
 from rlsync.runs.recipes.spaces import Spaces
 from rlsync.runs.recipes.td3 import TD3Config
 from rlsync.tensors import device
@@ -77,6 +84,10 @@ class Drawn:
         }
         if SETTINGS[self.name] is PPOConfig:
             self.keys["normalize_advantage"] = draw.random() < 0.5 and self.rows > 1
+            self.keys["normalize"] = OnPolicyNormalizeConfig(observations=draw.random() < 0.5, clip=1.5)
+            self.keys["activation"] = draw.choice(["tanh", "relu"])
+            self.keys["critic_loss"] = draw.choice(["smooth_l1", "l2"])
+            self.keys["initial_log_scale"] = draw.choice([0.0, -1.0])
         else:
             self.keys["normalize"] = NormalizeConfig(observations=draw.random() < 0.4, clip=1.5)
         if self.name in ("sac", "crossq", "td3"):
@@ -105,7 +116,7 @@ class Drawn:
             makers = {"sac": sac.make_loss, "crossq": sac.make_crossq_loss, "td3": td3.make_loss}
             loss = makers[self.name](settings, self.spaces, torch.device(self.device))
         loss.to(self.device, self.dtype)
-        if isinstance(settings, OffPolicyConfig) and settings.normalize.observations:
+        if isinstance(settings, OffPolicyConfig | PPOConfig) and settings.normalize.observations:
             write_statistics(loss, *(torch.rand(2, self.features, dtype=self.dtype) + 0.5).to(self.device))
         if isinstance(settings, PPOConfig):
             return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5, fused=True))

@@ -86,6 +86,7 @@ def trained(trainer: Trainer, look: Callable[[TensorDict], None] | None = None) 
         ("recipe", "lr", 0.0, "give a finite number > 0"),
         ("recipe", "gamma", 1.5, "give a number >= 0 and <= 1"),
         ("recipe", "entropy_coeff", -0.1, "give a number >= 0"),
+        ("recipe", "initial_log_scale", -6.0, "give a number >= -5 and <= 2"),
         ("collector", "num_workers", -1, "give a number >= 0 and <= 1000"),
         ("collector", "lag", -1, "give a number >= 0, or null"),
         ("collector", "adopt", "alais", "did you mean 'alias'? give one of alias, copy"),

@@ -249,6 +249,8 @@ class Observations:
         Args:
             rows: ``[..., *shape]``.
         """
+        if self.are_pictures:
+            return rows.new_zeros((*rows.shape[:-3], 0), dtype=torch.float32)
         if rows.dtype == torch.uint8:
             return rows[..., : _BYTES * self.features].view(torch.float32)
         return rows[..., : self.features]

@@ -17,9 +17,9 @@ from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpda
 from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.hooks.steering import KeepPace
-from rlsync.runs.recipes.networks import MixedMLP, Sight, mlp
+from rlsync.runs.recipes.networks import Sight, mlp
+from rlsync.runs.recipes.normalize import Normalize
 from rlsync.runs.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
-from rlsync.runs.recipes.replay.normalize import Normalize, Standardized
 from rlsync.runs.recipes.replay.row_segments import RowSegments
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig, OffPolicyConfig, ReplayConfig
 from rlsync.runs.recipes.run import Run
@@ -96,7 +96,7 @@ def make_trainer(
     if prioritized is not None:
         memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))
     if recipe.normalize.observations or recipe.normalize.rewards:
-        Normalize(recipe.normalize, run.spaces.features).register(trainer)
+        Normalize(recipe.normalize, run.spaces.observations).register(trainer)
     if target is not None and not moved_by_recipe:
         trainer.register_op("post_optim", TargetNetUpdaterHook(target))
     return trainer
@@ -111,14 +111,6 @@ def relu_mlp(
     layer_class: type[nn.Module] = nn.Linear,
 ) -> nn.Module:
     """The network of these recipes: ReLU, with the initial weights that the config asks for."""
-    if recipe.initial_weights == "torch":
-        return MixedMLP(
-            features,
-            outputs,
-            num_cells=recipe.hidden,
-            activation_class=nn.ReLU,
-            layer_class=layer_class,
-        )
     return mlp(
         features,
         outputs,
@@ -126,6 +118,7 @@ def relu_mlp(
         last_gain=last_gain,
         activation=nn.ReLU,
         layer_class=layer_class,
+        initial_weights=recipe.initial_weights,
     )
 
 
@@ -139,10 +132,9 @@ def twin_critics(
     """Two critics with initial weights of their own: a loss that doubles one widens their distribution."""
     critics = []
     for _ in range(2):
-        sight = Sight.of(spaces.observations, recipe.model, recipe.hidden)
+        sight = Sight.of(recipe, spaces)
         net = relu_mlp(recipe, sight.features + spaces.actions, 1, layer_class=layer_class)
-        looking = sight.behind(seeing(recipe, spaces, net))
-        critic = ValueOperator(looking, in_keys=["observation", "action"])
+        critic = ValueOperator(sight.behind(net), in_keys=["observation", "action"])
         critics.append(critic.to(device))
     return critics
 
@@ -153,10 +145,3 @@ TWO_CRITICS: dict[str, Any] = {
     "loss_function": "l2",
     "deactivate_vmap": True,  # two critics are faster one after the other
 }
-
-
-def seeing(recipe: OffPolicyConfig, spaces: Spaces, net: nn.Module) -> nn.Module:
-    """A network that takes an observation first, behind the normalisation that the config asks for."""
-    if not recipe.normalize.observations:
-        return net
-    return Standardized(net, spaces.features, recipe.normalize.clip)

@@ -10,12 +10,12 @@ from typing import ClassVar
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.replay.pacing import Pace
 from rlsync.runs.recipes import bounds
-from rlsync.runs.recipes.replay.normalize import NormalizeConfig
 from rlsync.runs.recipes.settings import (
     SCHEDULE,
     Config,
     EvaluationConfig,
     ModelConfig,
+    NormalizeConfig,
     RecipeConfig,
 )
 
@@ -130,12 +130,7 @@ class OffPolicyConfig(ReplayConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
-        if self.normalize.observations and any(route.dtype for route in config.sync.map):
-            problem = "workers that act in half precision would round the mean of an observation to three digits"
-            cure = (
-                "leave the dtype out of the sync map, or give recipe.normalize.observations=false"
-            )
-            yield ConfigError(problem, "sync.map and recipe.normalize.observations", cure)
+        yield from self.normalize.errors(config)
 
 
 @dataclass
