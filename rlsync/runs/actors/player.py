@@ -264,8 +264,7 @@ def _example(player: Player, *, plain: bool) -> Tensor:
         return zeros if plain else acts.mid_episode(zeros)
     parts = {}
     for number, part in enumerate(observations.parts):
-        dtype = torch.uint8 if part.kind == "picture" else torch.float32
-        zeros = torch.zeros((_ROWS, *part.shape), dtype=dtype, device="cpu")
+        zeros = torch.zeros((_ROWS, *part.shape), dtype=part.dtype, device="cpu")
         if part.kind == "mask":
             parts[part.name] = torch.ones_like(zeros)
         elif plain:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors import frames as keys
@@ -91,6 +91,8 @@ def _safetensors(policy: Policy) -> tuple[bytes, Act]:
     for leaf in (*other.network.parameters(), *other.network.buffers()):
         leaf.zero_()
     other.network.load_state_dict(safetensors.load(data))
+    if policy.takes_parts:
+        return data, _OfParts(other)
     return data, other
 
 
@@ -101,34 +103,71 @@ def _pt2(policy: Policy) -> tuple[bytes, Act]:
     return content.getvalue(), torch.export.load(io.BytesIO(content.getvalue())).module()
 
 
+class _OfParts(nn.Module):
+    """A policy that takes the parts of observations by name: what a file of it holds."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, parts: dict[str, Tensor], state: State | None = None) -> Any:
+        first = next(iter(parts.values()))
+        action, after = self.policy.act(parts, first.shape[0], state)
+        if not self.policy.memory:
+            return action
+        return action, after
+
+
+def _taken(policy: Policy, rows: Tensor) -> Any:
+    """What a file of the policy takes, of rows of observations."""
+    if not policy.takes_parts:
+        return rows
+    parts = policy.player.observations.split(rows)
+    return {name: part.clone() for name, part in parts.items()}
+
+
 def _program(policy: Policy) -> torch.export.ExportedProgram:
     player = policy.player
     any_number = {0: torch.export.Dim("batch")}
-    rows = 2  # torch.export takes a single row for a constant
-    shape = (rows, *player.observation_shape)
-    dtype = player.observation_dtype
-    inputs: tuple[Any, ...] = (torch.zeros(shape, dtype=dtype, device="cpu"),)
+    count = 2  # torch.export takes a single row for a constant
+    rows = torch.zeros(
+        (count, *player.observation_shape), dtype=player.observation_dtype, device="cpu"
+    )
+    inputs: tuple[Any, ...] = (_taken(policy, rows),)
     shapes: tuple[Any, ...] = (any_number,)
+    module: nn.Module = policy
+    if policy.takes_parts:
+        module = _OfParts(policy)
+        shapes = (dict.fromkeys(inputs[0], any_number),)
     if policy.memory:
-        inputs = (*inputs, policy.begin(rows))
+        inputs = (*inputs, policy.begin(count))
         shapes = (*shapes, dict.fromkeys(policy.memory, any_number))
-    return torch.export.export(policy, inputs, dynamic_shapes=shapes, strict=False)
+    return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
 
 
 def _onnx(policy: Policy) -> tuple[bytes, Act]:
     import onnxruntime
 
     outputs = ["action", *map("next.{}".format, policy.memory)]
-    inputs = ["observation", *policy.memory]
+    seen_as = ["observation"]
+    if policy.takes_parts:
+        seen_as = [f"observation.{part.name}" for part in policy.player.observations.parts]
     program: Any = torch.onnx.export(
-        _program(policy), input_names=inputs, output_names=outputs, dynamo=True, verbose=False
+        _program(policy),
+        input_names=[*seen_as, *policy.memory],
+        output_names=outputs,
+        dynamo=True,
+        verbose=False,
     )
     program.model.metadata_props.update(policy.metadata())
     data = program.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
-    def act(observation: Tensor, state: State | None = None) -> Any:
-        feed = {"observation": observation.numpy()}
+    def act(observation: Any, state: State | None = None) -> Any:
+        arrays = [observation]
+        if policy.takes_parts:
+            arrays = list(observation.values())
+        feed = {name: array.numpy() for name, array in zip(seen_as, arrays, strict=True)}
         for name, value in (state or {}).items():
             feed[name] = value.numpy()
         action, *after = map(torch.from_numpy, session.run(outputs, feed))
@@ -147,7 +186,7 @@ FORMATS: dict[str, tuple[Callable[[Policy], tuple[bytes, Act]], tuple[str, ...]]
 }
 
 
-def _outputs(act: Act, seed: int, observation: Tensor, state: State) -> dict[str, Tensor]:
+def _outputs(act: Act, seed: int, observation: Any, state: State) -> dict[str, Tensor]:
     """What comes of an act where torch's random numbers begin with a seed: the action, and a state."""
     with torch.no_grad(), torch.random.fork_rng([]):
         torch.manual_seed(seed)
@@ -177,7 +216,7 @@ def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
     state = policy.begin(envs.num_envs)
     for at in range(OBSERVATIONS // envs.num_envs):
         want = _outputs(policy, at, observation, state)
-        got = _outputs(act, at, observation, state)
+        got = _outputs(act, at, _taken(policy, observation), state)
         same = torch.ones(envs.num_envs, dtype=torch.bool, device="cpu")
         for name in want:
             one = want[name].double().reshape(len(same), -1)

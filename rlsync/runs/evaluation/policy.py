@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.actions import ActionSpec
+from rlsync.runs.actors.envs.observations import OutsideSpace
 from rlsync.runs.actors.player import State
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer, Trained
 from rlsync.runs.evaluation.process import digest_of_weights
@@ -23,8 +24,10 @@ class Policy(nn.Module):
     """Acts with one version of a run's weights. :func:`rlsync.load_policy` makes it.
 
     It takes observations as the run's environment gives them, those of Atari games stacked, pictures with
-    their channels first, and normalises them itself. Actions are members of the environment's space: one of
-    the numbers that it calls its choices, or numbers within their bounds, in its dtype.
+    their channels first, and normalises them itself. Those of several parts it takes by the environment's
+    keys, or as rows (:mod:`rlsync.runs.actors.envs.observations`); a file of it takes their parts by name.
+    Actions are members of the environment's space: one of the numbers that it calls its choices, or numbers
+    within their bounds, in its dtype.
 
     A policy with a :attr:`memory` takes a state, and returns the next one with the action. In the state are
     ``is_init`` (where an episode begins), ``reward`` if the network reads the last one, and what the player
@@ -64,6 +67,11 @@ class Policy(nn.Module):
         return self.trained.version
 
     @property
+    def takes_parts(self) -> bool:
+        """Whether a file of it takes an observation as its parts by name: it has several."""
+        return len(self.player.observations.parts) > 1
+
+    @property
     def device(self) -> torch.device:
         """Where it acts; move it with ``to``."""
         return self._place.device
@@ -101,31 +109,47 @@ class Policy(nn.Module):
         """Choose the next action of N environments. What is drawn comes from torch's random numbers.
 
         Args:
-            observation: what becomes ``[N, *obs]``, or ``[*obs]`` of one environment; else ConfigError.
+            observation: what becomes ``[N, *obs]``, or ``[*obs]`` of one environment; or what one environment,
+                or N of them, give by the keys of their space; else ConfigError.
             state: ``[N, ...]`` by name; None where all episodes begin.
         """
         batch, alone = self._batch(observation)
-        if state is None:
-            state = {}
-            if self.memory:
-                state = self.begin(len(batch))
-        is_init = state.get(keys.IS_INIT, batch.new_ones(batch.shape[:1], dtype=torch.bool))
-        reward = state.get(keys.REWARD, batch.new_zeros(batch.shape[:1], dtype=torch.float32))
-
-        # The player's part of the state, and the two that the caller may write: no end, no reward.
-        ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
-        carried = {name: value for name, value in state.items() if name not in ours}
-        acted = self.player.act(batch, is_init, reward, carried, self._generator())
-        action = self.actions.sent(acted.action)
+        action, after = self.act(batch, batch.shape[0], state)
         if alone:
             action = action.squeeze(0)
         if not self.memory:
             return action
+        return action, after
+
+    def act(
+        self, observation: Any, num_envs: int, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """The next action of N environments, and the state after it, which is empty without a memory.
+
+        Args:
+            observation: rows ``[N, *obs]``, or their parts by name, ``[N, *part]``.
+            num_envs: N.
+            state: ``[N, ...]`` by name; None where all episodes begin.
+        """
+        if state is None:
+            state = {}
+            if self.memory:
+                state = self.begin(num_envs)
+        place = self._place
+        is_init = state.get(keys.IS_INIT, place.new_ones((num_envs,), dtype=torch.bool))
+        reward = state.get(keys.REWARD, place.new_zeros((num_envs,)))
+
+        # The player's part of the state, and the two that the caller may write: no end, no reward.
+        ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
+        carried = {name: value for name, value in state.items() if name not in ours}
+        acted = self.player.act(observation, is_init, reward, carried, self._generator())
         after = acted.state | ours
-        return action, {name: after[name] for name in self.memory}
+        return self.actions.sent(acted.action), {name: after[name] for name in self.memory}
 
     def _batch(self, observation: Any) -> tuple[Tensor, bool]:
         """Observations ``[N, *obs]``, and whether one environment's stood alone; else ConfigError."""
+        if isinstance(observation, Mapping | tuple):
+            return self._nested(observation)
         shape = self.player.observation_shape
         dtype = self.player.observation_dtype
         batch = torch.as_tensor(observation, dtype=dtype, device=self.device)
@@ -140,6 +164,20 @@ class Policy(nn.Module):
             cure = "give it as the environment does, and a picture with its channels first"
             raise ConfigError(problem, "policy(observation)", cure)
         return rows, alone
+
+    def _nested(self, answer: Any) -> tuple[Tensor, bool]:
+        """As :meth:`_batch`, of what one environment gives by the keys of its space, or several of them."""
+        observations = self.player.observations
+        try:
+            lead = observations.lead_of(answer)
+            rows = torch.from_numpy(observations.row(answer, lead)).to(self.device)
+        except OutsideSpace as error:
+            cure = "give it as the environment does"
+            problem = f"an observation is outside its space: {error}"
+            raise ConfigError(problem, "policy(observation)", cure) from None
+        if lead:
+            return rows, False
+        return rows.unsqueeze(0), True
 
     def _generator(self) -> torch.Generator:
         """Of all that is drawn, also by a greedy player, such as a model's state."""
@@ -162,12 +200,20 @@ class Policy(nn.Module):
             **dict(zip(trained, map(str, trained.values()), strict=True)),
             "digest": self.digest(),
             "greedy": json.dumps(self.greedy),
-            "observation": json.dumps(
-                [str(self.player.observation_dtype), *self.player.observation_shape]
-            ),
+            "observation": json.dumps(self._inputs()),
             "actions": json.dumps(actions),
             "state": json.dumps(state),
         }
+
+    def _inputs(self) -> list[Any] | dict[str, list[Any]]:
+        """Dtype and shape of what a file of it takes: observations, or each of their parts by name."""
+        player = self.player
+        if not self.takes_parts:
+            return [str(player.observation_dtype), *player.observation_shape]
+        inputs = {}
+        for part in player.observations.parts:
+            inputs[part.name] = [str(part.dtype), *part.shape]
+        return inputs
 
 
 def _finite(bound: float) -> float | None:

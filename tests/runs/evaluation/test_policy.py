@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,7 @@ from rlsync.runs.recipes.env_settings import EnvConfig
 from rlsync.runs.recipes.evaluating import acting_of
 from rlsync.runs.recipes.settings import Config
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.space_envs import SENT, spaced
+from tests.tools.parts.space_envs import SENT, hinted, spaced
 
 _DREAMER = ("recipe.cells=8", "recipe.belief=8")
 CASES = {
@@ -40,7 +41,21 @@ CASES = {
         "recipe.hidden=[8]",
         "recipe.normalize.observations=true",
     ),
+    "ppo-parts": (
+        "recipe=ppo",
+        *hinted("picture and numbers"),
+        "recipe.hidden=[8]",
+        "recipe.model.hidden=[8]",
+    ),
     "dqn": ("recipe=dqn", "recipe.hidden=[8]"),
+    "dqn-mask": ("recipe=dqn", *hinted("mask"), "recipe.hidden=[8]"),
+    "sac-pixels": (
+        "recipe=sac",
+        "env=rendered",
+        "env.id=Pendulum-v1",
+        "recipe.hidden=[8]",
+        "recipe.model.hidden=[8]",
+    ),
     "sac": ("recipe=sac", "env=pendulum", "recipe.hidden=[8]"),
     "td3": ("recipe=td3", "env=pendulum", "recipe.hidden=[8]", "recipe.normalize.observations=true"),
     "crossq": ("recipe=crossq", "env=pendulum", "recipe.hidden=[8]"),
@@ -53,6 +68,12 @@ CASES = {
         "recipe.model.last_reward=true",
     ),
     "impala-pixels": ("recipe=impala", "env=rendered_cartpole"),
+    "impala-parts": (
+        "recipe=impala",
+        *hinted("picture and mask"),
+        "recipe.model.lstm=8",
+        "recipe.model.hidden=[8]",
+    ),
     "laser": ("recipe=laser",),
     "dreamer_v1": ("recipe=dreamer_v1", "env=pendulum", *_DREAMER),
     "dreamer_v3": ("recipe=dreamer_v3", "recipe.categoricals=2", "recipe.classes=4", *_DREAMER),
@@ -199,17 +220,23 @@ class Read:
     def __call__(self, observation: Tensor) -> Tensor:
         """The first actions of episodes, where observations have the dtype that the metadata name."""
         count, policy = len(observation), self._policy
-        dtype, *_ = json.loads(self.metadata["observation"])
-        observation = observation.to(getattr(torch, dtype.removeprefix("torch.")))
         if self._suffix == ".safetensors":
             policy.network.load_state_dict(self._network)
             out = policy(observation)
             return out[0] if policy.memory else out
         state = policy.begin(count)
+        inputs = json.loads(self.metadata["observation"])
+        if isinstance(inputs, dict):
+            taken: Any = policy.player.observations.split(observation)
+            assert inputs == {name: [str(part.dtype), *part.shape[1:]] for name, part in taken.items()}
+            named = {f"observation.{name}": part for name, part in taken.items()}
+        else:
+            taken = observation.to(getattr(torch, inputs[0].removeprefix("torch.")))
+            named = {"observation": taken}
         if self._suffix == ".pt2":
-            return self._module(observation, state)[0] if state else self._module(observation)
-        inputs = {name: value.numpy() for name, value in {"observation": observation, **state}.items()}
-        return torch.from_numpy(self._session.run(["action"], inputs)[0])
+            return self._module(taken, state)[0] if state else self._module(taken)
+        arrays = {name: value.numpy() for name, value in {**named, **state}.items()}
+        return torch.from_numpy(self._session.run(["action"], arrays)[0])
 
 
 @pytest.mark.seconds
@@ -246,9 +273,23 @@ def test_a_file_acts_as_the_policy_and_says_what_it_is(case: str, suffix: str, t
         case,
     )
     assert said["digest"] == policy.digest()
-    dtype, *shape = json.loads(said["observation"])
-    assert dtype == ("torch.uint8" if case == "impala-pixels" else "torch.float32")
-    assert tuple(shape) == observation.shape[1:]
+    inputs = json.loads(said["observation"])
+    if not policy.takes_parts:
+        assert inputs == [str(observation.dtype), *observation.shape[1:]]
+
+
+@pytest.mark.parametrize("case", ["ppo-parts", "dqn-mask"])
+def test_a_policy_takes_what_an_environment_gives_by_its_keys(case: str) -> None:
+    policy, envs = policy_of(case)
+    rows = envs.reset(3).clone()
+    envs.close()
+    config = config_of(case)
+    several = [gymnasium.make(config.env.id, **config.env.kwargs).reset(seed=3 + n)[0] for n in range(2)]
+    together = {name: np.stack([one[name] for one in several]) for name in several[0]}
+    assert torch.equal(policy(together), policy(rows))
+    assert torch.equal(policy(several[1]), policy(rows[1]))
+    with pytest.raises(ConfigError, match="'gear' is missing"):
+        policy({name: value for name, value in several[0].items() if name != "gear"})
 
 
 @pytest.mark.seconds

@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
 
 from rlsync.runs.recipes.env_settings import EnvConfig
 
@@ -48,3 +48,87 @@ def spaced(observation: Space[Any] | None = None, action: Space[Any] | None = No
     """The settings of such an environment; without spaces it has two numbers to observe and two actions."""
     spaces = {"observation": observation, "action": action}
     return EnvConfig(ID, kwargs={name: space for name, space in spaces.items() if space is not None})
+
+
+HINTED = f"{__name__}:Hinted-v0"
+#: What the observation of such an environment is made of, by the names of the tests' cases.
+PARTS = {
+    "numbers": "speed,gear",
+    "picture": "camera",
+    "picture and numbers": "camera,speed,gear",
+    "mask": "speed,gear,action_mask",
+    "picture and mask": "camera,gear,action_mask",
+    "mask in info": "speed,gear,info",
+}
+
+
+class Hinted(gymnasium.Env[Any, Any]):
+    """One of four actions is right, which the gear says, or else the picture; a step with it earns 1.
+
+    An action that the mask forbids ends the program with an assertion. An episode has eight steps, and is
+    truncated at a third of its ends.
+
+    Args:
+        parts: of the observation, with commas between them: speed, gear, camera, action_mask; and info, for a
+            mask in the info. One part alone is no Dict.
+        size: rows and columns of a picture.
+        continuous: actions are two numbers, of which the first should be near the right action.
+    """
+
+    def __init__(self, parts: str, size: int = 12, continuous: bool = False) -> None:
+        self._names = parts.split(",")
+        spaces: dict[str, Space[Any]] = {
+            "speed": Box(-1, 1, (2, 2), np.float64),
+            "gear": Discrete(4, start=1),
+            "camera": Box(0, 255, (size, size, 3), np.uint8),
+            "action_mask": MultiBinary(4),
+        }
+        self._size = size
+        within = {name: spaces[name] for name in self._names if name in spaces}
+        self.observation_space = Dict(within) if len(within) > 1 else next(iter(within.values()))
+        self.action_space = Box(-4, 4, (2,)) if continuous else Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if isinstance(self.action_space, Discrete):
+            assert self._allowed[action], (action, self._allowed)
+            earned = float(action == self._right)
+        else:
+            earned = -abs(float(action[0]) - self._right)
+        over = self._steps == 8
+        truncated = over and bool(self.np_random.integers(3) == 0)
+        observation, info = self._observe()
+        return observation, earned, over and not truncated, truncated, info
+
+    def _observe(self) -> tuple[Any, dict[str, Any]]:
+        self._right = int(self.np_random.integers(4))
+        self._allowed = np.ones(4, np.int8)
+        if "action_mask" in self._names or "info" in self._names:
+            self._allowed[(self._right + 1 + self.np_random.integers(3)) % 4] = 0
+        camera = np.zeros((self._size, self._size, 3), np.uint8)
+        camera[self._right :: 4] = 200
+        values = {
+            "speed": self.np_random.uniform(-1, 1, (2, 2)),
+            "gear": self._right + 1,
+            "camera": camera,
+            "action_mask": self._allowed,
+        }
+        seen = {name: values[name] for name in self._names if name in values}
+        info = {"action_mask": self._allowed} if "info" in self._names else {}
+        return (seen if len(seen) > 1 else next(iter(seen.values()))), info
+
+
+gymnasium.register("Hinted-v0", Hinted)
+
+
+def hinted(case: str) -> tuple[str, ...]:
+    """The overrides of a run in such an environment."""
+    words = ("env=gymnasium", f"env.id={HINTED}", f"+env.kwargs.parts='{PARTS[case]}'")
+    if case == "mask in info":
+        return (*words, "env.action_mask=info")
+    return words

@@ -89,6 +89,10 @@ class Part:
         return math.prod(self.shape)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8 if self.kind == "picture" else torch.float32
+
+    @property
     def nbytes(self) -> int:
         """The bytes that it takes in a row of bytes."""
         return self.size if self.kind == "picture" else _BYTES * self.size
@@ -281,6 +285,19 @@ class Observations:
         if axes == len(part.shape):
             return tensor
         return tensor.reshape(*tensor.shape[: tensor.ndim - axes], *part.shape)
+
+    def lead_of(self, answer: Any) -> tuple[int, ...]:
+        """``(N,)`` of the answers of N environments, () of that of one.
+
+        Args:
+            answer: by the keys of the space.
+
+        Raises:
+            OutsideSpace: the first part is missing.
+        """
+        part = self.parts[0]
+        array = _array(_at(answer, part.path))
+        return array.shape[: array.ndim - len(part.space.shape or ())]
 
     def row(self, answer: Any, lead: tuple[int, ...] = (), mask: Any = None) -> NDArray[Any]:
         """The rows of answers that are nested, ``[*lead, *shape]``.
