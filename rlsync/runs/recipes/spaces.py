@@ -17,6 +17,7 @@ from torchrl.modules import AdditiveGaussianModule
 from rlsync import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions
 from rlsync.runs.actors.envs.observations import require_vector_or_picture
+from rlsync.runs.actors.envs.serial import SerialEnvs
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.envs.vectors import SpacedEnvs
 from rlsync.runs.actors.worker import seed_all
@@ -115,18 +116,18 @@ class Takes:
         """Look at one environment, made in this process; a ConfigError if the recipe cannot take it."""
         drawn = isinstance(config, RenderedConfig)
         if isinstance(config, AtariConfig) or (drawn and not self.pictures):
-            raise self._refused(config.id, "it gives pixels")
+            raise self._refused(config.name, "it gives pixels")
         with making(config):
             envs = make_venv(config.spec(), 1)
         envs.close()
-        assert isinstance(envs, SpacedEnvs), "gymnasium has spaces"
+        assert isinstance(envs, SpacedEnvs | SerialEnvs), "they have spaces"
         observations = envs.observations
         actions = envs.actions
-        require_vector_or_picture(observations, config.id)
+        require_vector_or_picture(observations, config.name)
         if observations.are_pictures and not drawn:
-            raise self._refused(config.id, "it gives pixels")
+            raise self._refused(config.name, "it gives pixels")
         if (why := self._why_not(actions)) is not None:
-            raise self._refused(config.id, why)
+            raise self._refused(config.name, why)
         features = math.prod(observations.shape)
         picture = None
         if observations.are_pictures:
@@ -189,7 +190,7 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         reason = first_line(error)
         if not known:
             reason = f"{type(error).__name__}: {reason}"
-        problem = f"cannot make the environment {config.id!r}: {reason}"
+        problem = f"cannot make the environment {config.name!r}: {reason}"
         cure = (
             "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0"
         )
@@ -222,7 +223,7 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
         cure = lost.cure
         if isinstance(lost, AdoptionTimeout):
             cure += "; in a config it is collector.start_timeout_s"
-        raise type(lost)(lost.what, f"{lost.where}; env.id={config.id}", cure) from error
+        raise type(lost)(lost.what, f"{lost.where}; {config.word}", cure) from error
 
 
 # of a play: resets with a seed, and steps after each

@@ -23,6 +23,7 @@ from rlsync import ConfigError
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv, ChoicesAsVector
 from rlsync.runs.actors.envs.observations import are_choices
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
+from rlsync.runs.actors.envs.wrapping import AnyEnv, Wrap, stacked
 from rlsync.seams import first_line
 
 if TYPE_CHECKING:  # at run time torchrl is imported only where its environments are made
@@ -48,6 +49,12 @@ class GymnasiumEnvs:
     #: environment that does not reset in the step that ends an episode is refused. Those of ale-py do so with
     #: ``options={"autoreset_mode": "SameStep"}``. Those that gymnasium ships do not, and take no such option.
     vectorized: bool = False
+    #: What is put around each environment, the first one innermost; picklable where workers are spawned.
+    wrappers: tuple[Wrap, ...] = ()
+    #: An episode is truncated after so many steps of the environment; None: as the id has it.
+    max_episode_steps: int | None = None
+    #: An observation is the so many newest ones: vectors are joined, and pictures along their channels.
+    frame_stack: int = 1
 
     def envs(self, num_envs: int) -> Envs:
         """These environments, as they step together.
@@ -63,23 +70,46 @@ class GymnasiumEnvs:
             return VectorEnvs(CheckedVectorEnv(self._own_vector(num_envs), self.id), self.id)
         return ListedEnvs(self.make, num_envs, self.id)
 
-    def make(self) -> CheckedEnv:
+    def make(self, watch: Wrap | None = None) -> CheckedEnv:
         """One of these environments; its answers are read as :mod:`rlsync.runs.actors.envs.answers` says.
 
+        Args:
+            watch: put around it before its answers are read.
+
         Raises:
-            ConfigError: it is told how to reset, which is an option of some vector environments.
+            ConfigError: it is told how to reset, which is an option of some vector environments; or a wrapper
+                cannot be put around it.
         """
-        # it looks at the first answers only
-        options = {"disable_env_checker": True, **self.options}
-        wrappers = options.pop("wrappers", ())
-        env = self._one(options)
-        for wrap in wrappers:
-            env = wrap(env)
+        return self._checked(self._one(), watch)
+
+    def _checked(self, env: AnyEnv, watch: Wrap | None = None) -> CheckedEnv:
+        """An environment in its wrappers, as it is stepped."""
+        if watch is not None:
+            env = watch(env)
         if are_choices(env.observation_space):
             env = ChoicesAsVector(CheckedEnv(env, self.id), self.id)
+        if self.frame_stack > 1:
+            env = stacked(CheckedEnv(env, self.id), self.frame_stack, self.id)
         return CheckedEnv(env, self.id)
 
-    def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    def _one(self) -> AnyEnv:
+        """An environment in its wrappers."""
+        return self._wrapped(self._bare(self._arguments()))
+
+    def _wrapped(self, env: AnyEnv) -> AnyEnv:
+        for wrap in self.wrappers:
+            env = wrap(env)
+        return env
+
+    def _arguments(self) -> dict[str, Any]:
+        """Those of ``gymnasium.make``."""
+        # its own checker looks at the first answers only
+        arguments = {"disable_env_checker": True, **self.options}
+        if self.max_episode_steps is not None:
+            arguments["max_episode_steps"] = self.max_episode_steps
+        return arguments
+
+    def _bare(self, options: dict[str, Any]) -> AnyEnv:
         try:
             return gymnasium.make(self.id, **options)
         except TypeError as error:
@@ -90,6 +120,7 @@ class GymnasiumEnvs:
             raise ConfigError(problem, f"GymnasiumEnvs(options={self.options})", cure) from error
 
     def _own_vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
+        self._require_bare("vectorized=True", "leave vectorized=False")
         try:
             return gymnasium.make_vec(self.id, num_envs, "vector_entry_point", **self.options)
         except (TypeError, gymnasium.error.Error) as error:
@@ -99,6 +130,18 @@ class GymnasiumEnvs:
                 problem, f"GymnasiumEnvs(vectorized=True), options={self.options}", cure
             ) from error
 
+    def _require_bare(self, why: str, cure: str, *, wrappers: bool = False) -> None:
+        """Refuse what is put around single environments; with ``wrappers``, they may stay."""
+        around = {
+            "wrappers": bool(self.wrappers) and not wrappers,
+            "max_episode_steps": self.max_episode_steps is not None,
+            "frame_stack": self.frame_stack > 1,
+        }
+        for name, is_set in around.items():
+            if is_set:
+                problem = f"env.{name} is for single environments of gymnasium's, and {self.id!r} is none: {why}"
+                raise ConfigError(problem, f"env.{name}", cure)
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedEnvs(GymnasiumEnvs):
@@ -106,8 +149,8 @@ class RenderedEnvs(GymnasiumEnvs):
 
     The picture is that of :class:`gymnasium.wrappers.AddRenderObservation`, as uint8 ``[3, img_height,
     img_width]``: channels first, as torch's convolutions take it. What the environment itself would give as
-    its observation is dropped. ``make`` raises a ConfigError if the environment cannot be drawn, or has
-    nothing where the crop is.
+    its observation is dropped; ``wrappers`` are around what is drawn. ``make`` raises a ConfigError if the
+    environment cannot be drawn, or has nothing where the crop is.
     """
 
     img_height: int = 64
@@ -120,9 +163,9 @@ class RenderedEnvs(GymnasiumEnvs):
     def envs(self, num_envs: int) -> Envs:
         return ListedEnvs(self.make, num_envs, self.id)
 
-    def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    def _one(self) -> AnyEnv:
         draw_into_memory()
-        env = self._drawn(options)
+        env = self._wrapped(self._drawn(self._arguments()))
         if self.frameskip > 1:  # rewards are read before they are added up
             env = Repeat(CheckedEnv(env, self.id, observed=False), self.frameskip)
         try:
@@ -133,7 +176,7 @@ class RenderedEnvs(GymnasiumEnvs):
                 f"{self.id!r} cannot be drawn: {first_line(error)}", "env.id", cure
             ) from error
 
-    def _drawn(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    def _drawn(self, options: dict[str, Any]) -> AnyEnv:
         options["render_mode"] = "rgb_array"
         try:
             with warnings.catch_warnings():
@@ -149,7 +192,7 @@ class RenderedEnvs(GymnasiumEnvs):
             raise self._no_picture(f"its render modes are {', '.join(modes) or 'none'}")
         return env
 
-    def _small(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def _small(self, env: AnyEnv) -> AnyEnv:
         drawn = env.observation_space.shape
         if drawn is None or len(drawn) != 3 or drawn[-1] != 3:
             raise self._no_picture(f"it renders arrays of shape {drawn}")
@@ -311,7 +354,7 @@ def draw_into_memory() -> None:
 class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Repeats actions until an episode ends, and adds rewards up: RepeatAction of gymnasium 1.3 on."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], times: int) -> None:
+    def __init__(self, env: AnyEnv, times: int) -> None:
         super().__init__(env)
         self._times = times
 

@@ -18,6 +18,7 @@ from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import ActionSpec, actions_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.runs.actors.envs.observations import observations_of
+from rlsync.runs.actors.envs.wrapping import require_numbers
 from rlsync.seams import user_input
 
 #: For each episode that was truncated and did not terminate, and with keep_last() for each that ended: the
@@ -97,6 +98,7 @@ class SpacedEnvs(Envs):
     """Environments with gymnasium's spaces; a ConfigError if players cannot act there."""
 
     def __init__(self, num_envs: int, observed: Space[Any], taken: Space[Any], name: str) -> None:
+        require_numbers(observed, name)
         self.observations = observations_of(observed, name)
         actions = actions_of(taken, name)
         super().__init__(num_envs, actions, self.observations.shape, self.observations.dtype)
@@ -198,17 +200,19 @@ class ListedEnvs(SpacedEnvs):
         return np.empty((self.num_envs, *(self._space.shape or ())), self._space.dtype)
 
 
+_ONE_BY_ONE = "leave vectorized=False, so that gymnasium steps one environment after the other"
+
+
 class VectorEnvs(SpacedEnvs):
     """A gymnasium vector environment that resets in the step that ends an episode; another one is refused."""
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], name: str, cure: str = _ONE_BY_ONE) -> None:
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             envs.close()
             problem = (
                 f"{name!r} does not reset in the step that ends an episode: its mode is {mode}"
             )
-            cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
             raise ConfigError(problem, "environment", cure)
         try:
             super().__init__(

@@ -13,6 +13,7 @@ from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import ConfigError, LogPolicyLag
 from rlsync.runs.actors.envs.observations import require_vector_or_picture
+from rlsync.runs.actors.envs.serial import SerialEnvs
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.envs.vectors import SpacedEnvs
 from rlsync.runs.actors.frames import RolloutShape
@@ -88,8 +89,8 @@ def probe(config: EnvConfig) -> VectorSpaces:
         refuse_unsaid_protocol(config)
         envs = make_venv(config.spec(), 1)
     try:
-        if isinstance(envs, SpacedEnvs):
-            require_vector_or_picture(envs.observations, config.id)
+        if isinstance(envs, SpacedEnvs | SerialEnvs):
+            require_vector_or_picture(envs.observations, config.name)
         return VectorSpaces(envs.observation_shape, head_for(envs.actions))
     finally:
         envs.close()
