@@ -114,7 +114,7 @@ def imported(place: str, where: str) -> Callable[..., Any]:
     try:
         value = EntryPoint(name, f"{module}:{name}", where).load()
     except ModuleNotFoundError as error:
-        near = user_input.did_you_mean(user_input.nearest_name(module, [*sys.modules]))
+        near = user_input.did_you_mean(user_input.nearest_name(module, [*sys.modules], cutoff=0.85))
         cure = f"{near}correct its name, install that package, or name the folder that holds it in PYTHONPATH"
         raise ConfigError(f"cannot import {module}: {first_line(error)}", where, cure) from error
     except AttributeError as error:
