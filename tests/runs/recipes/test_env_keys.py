@@ -328,38 +328,56 @@ RUN = (
     "collector.num_workers=1",
     "recipe.hidden=[16]",
     "logger=none",
-    f"env.make={MODULE}:single",
-    f"env.wrappers=[{{name: '{MODULE}:Scaled', factor: 2.0}}, gymnasium.wrappers.FlattenObservation]",
-    "env.frame_stack=2",
-    "env.max_episode_steps=9",
-    "env.clip_reward=true",
 )
+
+
+#: A function, what is put around what it makes, and the words that the first lines of a run have for that.
+AROUND = {
+    "single": (
+        (
+            f"env.wrappers=[{{name: '{MODULE}:Scaled', factor: 2.0}}, gymnasium.wrappers.FlattenObservation]",
+            "env.frame_stack=2",
+            "env.max_episode_steps=9",
+            "env.clip_reward=true",
+        ),
+        "; in Scaled(factor=2.0), FlattenObservation; at most 9 steps an episode; 2 newest observations",
+    ),
+    "vector": (("env.num_envs=2", "env.clip_reward=true"), "; the learner's rewards are clipped"),
+    "torchrls": (("env.num_envs=2",), ""),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.one_case
+@pytest.mark.parametrize("function", AROUND)
 def test_the_keys_travel_with_a_run_to_all_that_reads_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    function: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, more = tmp_path / "run", tmp_path / "more"
-    assert main(["train", *RUN, f"run_dir={run}"]) == 0
-    assert "in Scaled(factor=2.0), FlattenObservation; at most 9 steps" in capsys.readouterr().out
+    keys, facts = AROUND[function]
+    single = function == "single"
+    longest = 9 if single else HORIZON
+    assert main(["train", *RUN, f"env.make={MODULE}:{function}", *keys, f"run_dir={run}"]) == 0
+    assert f"plays {MODULE}:{function}{facts}" in capsys.readouterr().out
     with (run / "evaluations.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows
-    assert all(float(row["length_mean"]) <= 9 for row in rows)
+    assert all(float(row["length_mean"]) <= longest for row in rows)
     assert main(["train", f"resume={run}", "recipe.total_frames=384", f"run_dir={more}"]) == 0
     capsys.readouterr()
     for folder in (run, more):
         assert main(["eval", str(folder), "--episodes", "2", "--no-video", "--json"]) == 0
         score = json.loads(capsys.readouterr().out)
-        assert score["env"] == f"{MODULE}:single"
-        assert score["return_mean"] == 2 * score["length_mean"] <= 18, "evaluated returns are not clipped"
-    assert (
-        main(["eval", str(run), "--max-episode-steps", "3", "--episodes", "2", "--json", "--no-video"]) == 0
-    )
-    assert json.loads(capsys.readouterr().out)["length_mean"] == 3
+        assert score["env"] == f"{MODULE}:{function}"
+        factor = 2 if single else 1
+        assert score["return_mean"] == factor * score["length_mean"], "evaluated returns are not clipped"
+        assert score["length_mean"] <= longest
+    if single:
+        limited = ["--max-episode-steps", "3", "--episodes", "2", "--json", "--no-video"]
+        assert main(["eval", str(run), *limited]) == 0
+        assert json.loads(capsys.readouterr().out)["length_mean"] == 3
     assert main(["rerun", str(run)]) == 0, capsys.readouterr()
     assert main(["export", str(run), str(tmp_path / "policy.pt2")]) == 0
     exported = torch.export.load(tmp_path / "policy.pt2").module()
-    assert exported(torch.zeros(1, 8)) is not None
+    assert exported(torch.zeros(1, 8 if single else 4)) is not None
