@@ -61,9 +61,9 @@ class MadeEnvs(GymnasiumEnvs):
             case gymnasium.Env() as first:
                 return ListedEnvs(self._beginning_with(first, num_envs), num_envs, self.id)
             case VectorEnv() as vector:
-                return self._vector(vector, num_envs)
+                return self._made_vector(vector, num_envs)
             case other:
-                return self._torchrls(other, num_envs)
+                return self._made_by_torchrl(other, num_envs)
 
     def _bare(self, options: dict[str, Any]) -> AnyEnv:
         env = self._called(1)
@@ -91,7 +91,7 @@ class MadeEnvs(GymnasiumEnvs):
 
         return make
 
-    def _vector(self, vector: AnyVector, num_envs: int) -> Envs:
+    def _made_vector(self, vector: AnyVector, num_envs: int) -> Envs:
         try:
             if vector.num_envs != num_envs:
                 problem = f"{self.id} returns a vector of {vector.num_envs} environments, and a worker steps "
@@ -109,7 +109,7 @@ class MadeEnvs(GymnasiumEnvs):
         cure += "one after the other"
         return VectorEnvs(CheckedVectorEnv(vector, self.id), self.id, cure)
 
-    def _torchrls(self, made: object, num_envs: int) -> Envs:
+    def _made_by_torchrl(self, made: object, num_envs: int) -> Envs:
         from torchrl.envs import EnvBase
 
         if not isinstance(made, EnvBase):
