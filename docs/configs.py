@@ -29,7 +29,14 @@ from rlsync.runs.recipes import registry, settings
 COMMENTS_BY_HAND: dict[str, set[str]] = {
     "cluster/none.yaml": {"kind"},
     "cluster/ray.yaml": {"kind"},
-    "env/atari.yaml": {"kwargs"},
+    "env/atari.yaml": {
+        "clip_reward",
+        "frame_stack",
+        "kwargs",
+        "make",
+        "max_episode_steps",
+        "wrappers",
+    },
     "env/gymnasium.yaml": {"id"},
     "env/rendered.yaml": {"num_envs"},
     "logger/csv.yaml": {"kind", "kwargs"},

@@ -238,9 +238,12 @@ class Parsed(Exception):
     ids=[f"{p}: {' '.join(w)}" for p, w in OF_RLSYNC],
 )
 def test_every_rlsync_command_of_the_documentation_is_understood(
-    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     verb, *arguments = words
+    if any("my_package" in word for word in words):
+        write_my_package(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
     if verb in ("--help", "--version"):
         return
     assert verb in VERBS
@@ -258,6 +261,21 @@ def test_every_rlsync_command_of_the_documentation_is_understood(
         monkeypatch.setattr(argparse.ArgumentParser, name, parse_only)
     with pytest.raises(Parsed):
         importlib.import_module(f"rlsync.runs.cli.{verb}").main(arguments)
+
+
+def write_my_package(folder: Path) -> None:
+    """The package that pages call ``my_package``: its functions are those of the page about environments."""
+    package = folder / "my_package"
+    package.mkdir()
+    (functions,) = (body for lang, body in blocks(DOCS / "how_to" / "environments.md") if lang == "python")
+    (package / "envs.py").write_text(functions)
+    lines = [
+        "import gymnasium",
+        "from my_package.envs import make",
+        "from tests.tools.parts.made_envs import Scaled",
+        "gymnasium.register('MyEnv-v0', make)",
+    ]
+    (package / "__init__.py").write_text("\n".join(lines))
 
 
 def takes_overrides(verb: str, arguments: list[str]) -> bool:

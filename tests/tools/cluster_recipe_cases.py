@@ -41,6 +41,7 @@ from rlsync.runs.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfi
 from rlsync.runs.recipes.td3 import TD3Config
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.rules import keyed
+from tests.tools.parts import made_envs
 
 pytestmark = [
     pytest.mark.slow,
@@ -233,7 +234,10 @@ def test_nodes_wait_for_the_learner_and_each_batch_is_of_the_newest_version(
 @pytest.mark.thorough
 def test_ppo_learns_from_whole_batches_of_the_newest_version() -> None:
     recipe = PPOConfig(total_frames=4 * FRAMES, lr=1e-2, hidden=[16], num_epochs=2, batch_size=32)
-    settings = config(recipe, "CartPole-v1", 0, SyncConfig(), num_envs=2)
+    settings = config(recipe, "", 0, SyncConfig(), num_envs=2)
+    settings.env.make = f"{made_envs.MODULE}:single"
+    settings.env.wrappers = [{"name": f"{made_envs.MODULE}:Scaled", "factor": 2.0}]
+    settings.env.frame_stack = 2
     _, witness = trained(settings, logits, are_recorded)
     stamps = [batch["policy_version"].unique().tolist() for batch in witness.batches]
     assert stamps == [[2], [3], [4], [5]], "one version a batch, and the newest one"

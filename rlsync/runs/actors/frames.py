@@ -7,7 +7,7 @@ the last step, so that one contiguous tensor holds all that a network sees in on
     observation         [T+1, B, *obs]      o[0] .. o[T]; uint8 pixels [C, H, W] or float vectors
     is_init             [T+1, B] bool       o[t] is the first of its episode
     action              [T, B, *action]     the action taken at o[t]: int64 index, or float vector
-    reward              [T, B]              its reward, not clipped
+    reward              [T, B]              its reward; see CollectSettings.clip_reward
     terminated          [T, B] bool         the step ended the episode: nothing comes after it
     truncated           [T, B] bool         a limit ended the episode: the value of what comes after counts
     policy_version      [T, B] int64        version of the weights that acted; no loss reads it

@@ -55,8 +55,9 @@ class Rows:
 class Group:
     """Environments that step together, in a slot from column ``first`` on, and their state between steps."""
 
-    def __init__(self, envs: Envs, seat: Seat, first: int) -> None:
+    def __init__(self, envs: Envs, seat: Seat, first: int, *, clip_reward: bool = False) -> None:
         self.envs = envs
+        self._clip_reward = clip_reward
         self.columns = range(first, first + envs.num_envs)
         self._seat = seat
         self._act = self._act_here
@@ -187,6 +188,8 @@ class Group:
         finals, game_over = self.envs.recv_into(answer)
         # By torch: numpy warns of a reward that float32 cannot hold.
         self._reward = row.reward.copy_(self._earned_tensor)
+        if self._clip_reward:
+            self._reward.clamp_(-1.0, 1.0)
         ended = np.logical_or(answer.terminated, answer.truncated, out=row.ended)
         for env, observation in finals:
             self._keep_final(step, env, observation)
@@ -220,11 +223,18 @@ class Group:
 class Roller:
     """Makes rollouts of T steps in the environments of a worker, which ``make_envs(n)`` makes as one vector.
 
-    With ``overlap`` there are two groups: one steps while the other is acted in.
+    With ``overlap`` there are two groups: one steps while the other is acted in. With ``clip_reward`` the
+    rewards of a slot, and those that players get, are clipped to [-1, 1]; returns are not.
     """
 
     def __init__(
-        self, seat: Seat, make_envs: Callable[[int], Envs], shape: RolloutShape, *, overlap: bool
+        self,
+        seat: Seat,
+        make_envs: Callable[[int], Envs],
+        shape: RolloutShape,
+        *,
+        overlap: bool,
+        clip_reward: bool = False,
     ) -> None:
         count = shape.num_envs
         sizes = [count]
@@ -233,7 +243,7 @@ class Roller:
         self._groups: list[Group] = []
         first = 0
         for size in sizes:
-            self._groups.append(Group(make_envs(size), seat, first))
+            self._groups.append(Group(make_envs(size), seat, first, clip_reward=clip_reward))
             first += size
         self._steps = shape.steps
         self._rows: dict[int, list[Rows]] = {}  # of each group, by the number of the slot

@@ -67,6 +67,8 @@ class CollectSettings:
     restarts: Restarts = field(default_factory=Restarts)
     #: Whether batches are TorchRL's transitions, ``[B, T]``; see :mod:`rlsync.runs.actors.transitions`.
     transitions: bool = False
+    #: Whether the rewards in batches are clipped to [-1, 1]. Returns of episodes are those of the environment.
+    clip_reward: bool = False
     #: Frames whose actions are random, if the player is a
     #: :class:`~rlsync.runs.actors.players.prefill.PrefilledPlayer`; the next publish after them ends it.
     random_frames: int = 0

@@ -215,7 +215,13 @@ class Worker:
                 envs.keep_last()
             return envs
 
-        roller = Roller(self._seat, make, settings.shape, overlap=settings.overlap)
+        roller = Roller(
+            self._seat,
+            make,
+            settings.shape,
+            overlap=settings.overlap,
+            clip_reward=settings.clip_reward,
+        )
         self._roller = roller
         roller.reset(self._first_seed)
         policy = nn.ModuleList(player.modules.values())

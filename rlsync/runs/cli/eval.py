@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         facts = {
             "run": str(run),
             "recipe": config.recipe.name,
-            "env": config.env.id,
+            "env": config.env.name,
             **asdict(trained),
             "seed": options.seed,
             "deterministic": options.deterministic,

@@ -59,9 +59,7 @@ def main(arguments: list[str]) -> int:
     # as where an environment draws from elsewhere than its seed
     if comparison.unequal and comparison.equal < 3:
         _, config = lives[0]
-        print(
-            f"look at the environment: rlsync doctor --env env.id={config.env.id}", file=sys.stderr
-        )
+        print(f"look at the environment: rlsync doctor --env {config.env.word}", file=sys.stderr)
     if options.json:
         facts = {"run": str(options.run), "rerun": str(folder), **asdict(comparison)}
         print_document(json_of(facts, None))

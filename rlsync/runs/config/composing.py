@@ -144,9 +144,14 @@ class _Composing:
             return []  # the user's primary config is another one, or the user has chosen
         options = self._options_of(TUNED)
         env_id = base.env.id
+        make = base.env.make
         for override in self._overrides:
             if key_of(override) == "env.id":
                 env_id = str(override.value())
+            if key_of(override) == "env.make":
+                make = override.value()
+        if make is not None:
+            env_id = ""  # it is not read
         fits = _fitting(choices, base.env, env_id, options, self._line.config_dir)
         chosen = choices[TUNED]
         if fits == chosen or (fits is None and chosen not in options):
@@ -253,7 +258,7 @@ def told(choices: Choices, config: Config, config_dir: Path | None) -> dict[str,
     if config.resume is not None:
         origin = f"those of the run that is resumed, recipe {recipe.variant()}"
     elif tuned is None:
-        origin += f" alone: general settings, not tuned for {config.env.id}"
+        origin += f" alone: general settings, not tuned for {config.env.name}"
     else:
         origin += f" with {tuned}"
         if about := tuned.description():

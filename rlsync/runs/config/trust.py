@@ -30,7 +30,7 @@ FLAG = "--trust"  #: the flag that lets code run that a folder holds or names
 HELP = "load a checkpoint that cannot be checked, and code that another user's run holds or names"
 
 #: Keys that can name code, or where to send things, and those that ``rlsync eval`` uses.
-OF_ENV = ("env.id", "env.kwargs")
+OF_ENV = ("env.id", "env.make", "env.kwargs", "env.wrappers")
 CODE = (*OF_ENV, "cluster.address", "logger.kwargs")
 
 _DATA = (".json", ".memmap")  #: files of a checkpoint that hold numbers and text alone
@@ -136,11 +136,13 @@ def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool)
         return
     values = {
         "env.id": config.env.id,
+        "env.make": config.env.make,
         "env.kwargs": config.env.kwargs,
+        "env.wrappers": config.env.wrappers or None,
         "cluster.address": config.cluster.address,
         "logger.kwargs": config.logger.kwargs or None,
     }
-    if not config.env.names_module:
+    if ":" not in config.env.id:
         del values["env.id"]
     # A module's name has a dot or a colon.
     plain = re.compile(r"[\w-]*|-?[\d.e+-]+")

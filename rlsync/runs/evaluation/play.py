@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -150,7 +151,7 @@ class _Waited:
 
 def _endless(after: str, limit: str) -> RlsyncError:
     cure = (
-        "let the environment end its episodes: +env.kwargs.max_episode_steps=1000, for rlsync eval "
+        "let the environment end its episodes: env.max_episode_steps=1000, for rlsync eval "
         "--max-episode-steps 1000; if they are that long, raise the limit"
     )
     where = f"recipe.evaluation.give_up_after_{limit}"
@@ -237,9 +238,8 @@ class FilmedGymnasium(ListedEnvs):
     """One gymnasium environment, filmed by its own render mode ``rgb_array``."""
 
     def __init__(self, spec: GymnasiumEnvs) -> None:
-        wrappers = [*spec.options.get("wrappers", ()), _Pictures]
-        options = {**spec.options, "render_mode": "rgb_array", "wrappers": wrappers}
-        super().__init__(replace(spec, options=options).make, 1, spec.id)
+        drawn = replace(spec, options={**spec.options, "render_mode": "rgb_array"})
+        super().__init__(partial(drawn.make, _Pictures), 1, spec.id)
         metadata = self.envs[0].metadata
         if "rgb_array" not in metadata["render_modes"]:
             self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.specs import EnvSpec, GymnasiumEnvs, make_venv
-from rlsync.runs.actors.envs.vectors import Envs, EnvStep
+from rlsync.runs.actors.envs.vectors import Envs, EnvStep, ListedEnvs
 
 _STEPS = 100
 
@@ -43,9 +43,20 @@ def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = _STEPS
     Raises the ConfigError of the first answer that cannot be read, see
     :mod:`rlsync.runs.actors.envs.answers`, and whatever the environments raise themselves.
     """
-    with closing(make_venv(spec, num_envs, seed)) as envs:
-        for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps):
-            pass
+    with closing(make_venv(spec, num_envs)) as envs:
+        _take_steps(envs, seed, steps)
+
+
+def _take_steps(envs: Envs, seed: int, steps: int = _STEPS) -> None:
+    envs.reset(seed)
+    for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps):
+        pass
+
+
+def one_by_one(spec: EnvSpec) -> bool:
+    """Whether these are gymnasium environments that are stepped one after the other."""
+    with closing(make_venv(spec, 1)) as envs:
+        return isinstance(envs, ListedEnvs)
 
 
 def overwritten(spec: GymnasiumEnvs, seed: int = 0) -> list[str]:
@@ -59,8 +70,8 @@ def overwritten(spec: GymnasiumEnvs, seed: int = 0) -> list[str]:
         keepers.append(_Keeps(env))
         return keepers[-1]
 
-    wrappers = [*spec.options.get("wrappers", ()), keep]
-    try_out(replace(spec, options={**spec.options, "wrappers": wrappers}), seed=seed)
+    with closing(ListedEnvs(partial(spec.make, keep), 1, spec.id)) as envs:
+        _take_steps(envs, seed)
     return keepers[0].overwritten()
 
 

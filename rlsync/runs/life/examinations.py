@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
-from rlsync.runs.evaluation.try_out import overwritten
+from rlsync.runs.evaluation.try_out import one_by_one, overwritten
 from rlsync.runs.life import users_trainer
 from rlsync.runs.life.apart import Failed, Say, Stage, run_apart
 from rlsync.runs.life.users_trainer import NamedTrainer
@@ -29,9 +29,9 @@ def env_findings(config: Config, timeout_s: float) -> list[verdicts.Finding]:
         results.append(result)
     for result in results:
         if isinstance(result, Failed):
-            return [verdicts.Finding("fail", env.id, result.why, result.cure)]
+            return [verdicts.Finding("fail", env.name, result.why, result.cure)]
     (one, written), (other, _) = results
-    return [_decided(env.id, one, other), *(_written(env.id, part) for part in written)]
+    return [_decided(env.name, one, other), *(_written(env.name, part) for part in written)]
 
 
 def _decided(name: str, *plays: list[tuple[str, dict[str, int]]]) -> verdicts.Finding:
@@ -56,11 +56,11 @@ def _written(name: str, part: str) -> verdicts.Finding:
 
 
 def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:
-    say(Stage(f"playing {env.id}", timeout_s))
+    say(Stage(f"playing {env.name}", timeout_s))
     answers = list(played(env, seed, elsewhere))
     spec = env.spec()
     parts = []
-    if isinstance(spec, GymnasiumEnvs):
+    if isinstance(spec, GymnasiumEnvs) and one_by_one(spec):
         parts = overwritten(spec, seed)
     say((answers, parts))
 

@@ -121,7 +121,7 @@ def examined(
 
     recipe = tried(lambda: recipe_of(config))
     spaces = None
-    if recipe is not None and config.env.id:
+    if recipe is not None and config.env.name:
         spaces = tried(lambda: recipe.probe(config.env))
         if spaces is not None and not errors:
             tried(lambda: require_screen(config))

@@ -75,7 +75,11 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
     runs_own = run / CHECKPOINT
     if beside.is_file():
         written = trust.config_in(beside)
-        for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
+        for key, ours in (
+            ("recipe.name", config.recipe.name),
+            ("env.id", config.env.id),
+            ("env.make", config.env.make),
+        ):
             theirs = OmegaConf.select(written, key)
             if theirs != ours:
                 problem = f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}"
@@ -117,7 +121,7 @@ def policy_of(
     origin = {
         "rlsync": __version__,
         "recipe": config.recipe.name,
-        "env": config.env.id,
+        "env": config.env.name,
         "run_id": run_id,
         "config": (run / RESOLVED).read_text(),
     }

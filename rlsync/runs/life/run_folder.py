@@ -84,7 +84,7 @@ class RunFolder:
     def describe(self) -> str:
         config = config_in(self.path / RESOLVED)
         recipe = OmegaConf.select(config, "recipe.name")
-        env = OmegaConf.select(config, "env.id")
+        env = OmegaConf.select(config, "env.make") or OmegaConf.select(config, "env.id")
         seed = OmegaConf.select(config, "seed")
         if OmegaConf.select(config, "recipe.replay.ratio"):
             recipe = f"{recipe} with replay"

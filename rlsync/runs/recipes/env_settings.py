@@ -1,4 +1,4 @@
-"""The settings of environments: any id of gymnasium's, its picture, or an Atari game with its protocol."""
+"""The settings of environments: any id of gymnasium's or a function, a picture, an Atari game by protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rlsync import ConfigError, RlsyncError
+from rlsync.runs.actors.envs.made import MadeEnvs
 from rlsync.runs.actors.envs.specs import AtariEnvs, GymnasiumEnvs, RenderedEnvs
+from rlsync.runs.actors.envs.wrapping import NamedWrapper, parts_of
 from rlsync.runs.recipes.bounds import (
     above_zero,
     fraction,
@@ -21,13 +23,14 @@ from rlsync.runs.recipes.bounds import (
 
 _V5 = re.compile(r"ALE/\w+-v5")
 _OTHER = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?-(?P<version>v[045])")
+_LIMIT = "max_episode_steps"
 _ANY_GAME = AtariEnvs("")
 _ANY_PICTURE = RenderedEnvs("")
 
 
 @dataclass
 class EnvConfig:
-    """The environments of every worker: an id of gymnasium's, and arguments for ``gymnasium.make``.
+    """The environments of every worker: an id of gymnasium's, or a function that makes them; and its arguments.
 
     ``kind`` names the tuned settings for environments of this kind: ``tuned/RECIPE_KIND``.
     """
@@ -38,8 +41,8 @@ class EnvConfig:
     #: Environments in each worker, stepped as one batch. Default: one. With more, the policy is called less
     #: often, on larger batches.
     num_envs: int = above_zero(1)
-    #: Arguments for gymnasium.make; those that are not given have its defaults. Add one with a plus:
-    #: +env.kwargs.max_episode_steps=200
+    #: Arguments for gymnasium.make, or for env.make; those that are not given have its defaults. Add one with a
+    #: plus: +env.kwargs.goal_velocity=0.1
     kwargs: dict[str, Any] = field(default_factory=dict)
     #: Whether bytes from 0 to 255 in the form of a picture are one, for convolutions. false: they are numbers.
     pictures: bool = True
@@ -48,25 +51,116 @@ class EnvConfig:
     #: every action can be taken.
     action_mask: str = one_of("observation", "info", "none")
 
+    #: A function of yours that makes environments, as module:function, in the place of env.id, which is not
+    #: read then. It is called with env.kwargs and, if it has an argument num_envs, with their number. It returns
+    #: a gymnasium environment, a gymnasium vector environment (of num_envs) or TorchRL's EnvBase.
+    make: str | None = None
+    #: Wrappers of each environment, the innermost first, as module.Class or module:Class; with arguments as a
+    #: mapping, for example [{name: gymnasium.wrappers.TimeLimit, max_episode_steps: 100}]. rlsync's own come
+    #: after them.
+    wrappers: list[Any] = field(default_factory=list)
+    #: An episode is truncated after this many steps. Default: as the environment has it.
+    max_episode_steps: int | None = above_zero(None)
+    #: Number of newest observations in one that is seen: vectors are joined, pictures along their channels.
+    frame_stack: int = above_zero(1)
+    #: Whether the learner gets rewards clipped to [-1, 1]. Returns that are reported, logged and evaluated stay
+    #: those of the environment.
+    clip_reward: bool = False
+
+    @property
+    def name(self) -> str:
+        """What errors and a run's first lines call the environment: its id, or the function that makes it."""
+        return self.make or self.id
+
+    @property
+    def word(self) -> str:
+        """The override that names the environment."""
+        if self.make is not None:
+            return f"env.make={self.make}"
+        return f"env.id={self.id}"
+
     @property
     def names_module(self) -> bool:
-        """Whether its id names a module to import first, as in ``my_module:MyEnv-v0``."""
-        return ":" in self.id
+        """Whether it names code to import: in its id, as in ``my_module:MyEnv-v0``, or beside it."""
+        return ":" in self.id or self.make is not None or bool(self.wrappers)
 
     def errors(self) -> Iterator[RlsyncError]:
         """What is wrong with these settings beyond their bounds."""
-        if not self.id:
-            yield ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
+        yield from self._errors("for example env.id=Acrobot-v1")
+
+    def _errors(self, example: str) -> Iterator[RlsyncError]:
+        """What is wrong with the keys that all environments have."""
+        if not self.name:
+            yield ConfigError("no environment is named", "env.id", example)
+        if self.make is not None and not (":" in self.make and all(parts_of(self.make))):
+            problem = f"{self.make!r} does not say where the function lies"
+            cure = "write env.make=module:function, of a module that Python finds (PYTHONPATH)"
+            yield ConfigError(problem, "env.make", cure)
+        for number, entry in enumerate(self.wrappers):
+            if _wrapper(entry) is None:
+                problem = f"a wrapper cannot be {entry!r}"
+                cure = "write module.Class, module:Class, or {name: module.Class, ARGUMENT: VALUE}"
+                yield ConfigError(problem, f"env.wrappers, number {number + 1}", cure)
+        if self.max_episode_steps is not None and _LIMIT in self.kwargs:
+            cure = "leave out env.kwargs.max_episode_steps (~env.kwargs.max_episode_steps)"
+            yield ConfigError(f"{_LIMIT} is given twice", f"env.{_LIMIT}", cure)
 
     def facts(self) -> str:
         """The environment in a few words, for the first lines of a run."""
-        return self.id
+        return self.name + self._changes()
+
+    def _changes(self) -> str:
+        """What is done to the environment, in words that follow its name."""
+        words = []
+        if self.wrappers:
+            words.append(f"in {', '.join(map(str, self._wrappers()))}")
+        if self.max_episode_steps is not None:
+            words.append(f"at most {self.max_episode_steps:,} steps an episode")
+        if self.frame_stack > 1:
+            words.append(f"{self.frame_stack} newest observations at once")
+        if self.clip_reward:
+            words.append("the learner's rewards are clipped to [-1, 1], returns are not")
+        return "".join(f"; {word}" for word in words)
+
+    def _wrappers(self) -> tuple[NamedWrapper, ...]:
+        wrappers = map(_wrapper, self.wrappers)
+        return tuple(wrapper for wrapper in wrappers if wrapper is not None)
 
     def spec(self) -> GymnasiumEnvs | AtariEnvs:
-        """What the workers of the actor-learner step."""
-        return GymnasiumEnvs(
-            self.id, self.kwargs, pictures=self.pictures, action_mask=self.action_mask
+        """What the workers of the actor-learner step; a ConfigError if :meth:`errors` has one."""
+        refuse(self.errors())
+        kind = GymnasiumEnvs
+        if self.make is not None:
+            kind = MadeEnvs
+        return kind(
+            self.name,
+            self.kwargs,
+            wrappers=self._wrappers(),
+            max_episode_steps=self.max_episode_steps,
+            frame_stack=self.frame_stack,
+            pictures=self.pictures,
+            action_mask=self.action_mask,
         )
+
+
+def _wrapper(entry: object) -> NamedWrapper | None:
+    """The wrapper that an entry of ``env.wrappers`` names; None if it names none."""
+    match entry:
+        case str() if entry:
+            return NamedWrapper(entry)
+        case {"name": str(name), **arguments} if name:
+            return NamedWrapper(name, {str(key): value for key, value in arguments.items()})
+    return None
+
+
+#: The keys of EnvConfig that ale-py's vector has no place for, and what an Atari game has instead.
+_NOT_OF_ATARI = {
+    "make": "give env=gymnasium with env.make",
+    "wrappers": "leave them out: the keys of env=atari say what they would do; or give env=gymnasium with "
+    "env.make, a function that returns the game in its wrappers",
+    "max_episode_steps": "give env.max_episode_frames, in frames of the game",
+    "frame_stack": "give env.stack_num",
+}
 
 
 @dataclass
@@ -108,6 +202,10 @@ class AtariConfig(EnvConfig):
     threads: int = above_zero(_ANY_GAME.threads)
 
     def errors(self) -> Iterator[RlsyncError]:
+        for name, cure in _NOT_OF_ATARI.items():
+            if getattr(self, name) != getattr(_ANY_ENV, name):
+                problem = f"ale-py's vector of games takes no env.{name}"
+                yield ConfigError(problem, f"env.{name}", cure)
         if not self.id:
             yield ConfigError("no game is named", "env.id", "for example env.id=ALE/Breakout-v5")
         elif not _V5.fullmatch(self.id):
@@ -137,6 +235,7 @@ class AtariConfig(EnvConfig):
         return (
             f"{self.id}: {actions}, {self.frameskip} frames a step, up to {self.noop_max} no-ops, at most "
             f"{self.max_episode_frames:,} frames a game{lives}; returns are of whole games, not clipped"
+            f"{self._changes()}"
         )
 
     def spec(self) -> AtariEnvs:
@@ -165,8 +264,11 @@ class RenderedConfig(EnvConfig):
     frameskip: int = above_zero(_ANY_PICTURE.frameskip)
 
     def errors(self) -> Iterator[RlsyncError]:
-        if not self.id:
-            yield ConfigError("no environment is named", "env.id", "for example env.id=CartPole-v1")
+        yield from self._errors("for example env.id=CartPole-v1")
+        if self.make is not None:
+            problem = "env=rendered draws an id of gymnasium's, and env.make is none"
+            cure = "let the function put gymnasium.wrappers.AddRenderObservation around it; env=gymnasium"
+            yield ConfigError(problem, "env.make", cure)
         if len(self.crop) not in (0, 4):
             cure = "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it"
             yield ConfigError(f"env.crop cannot be {list(self.crop)}", "env.crop", cure)
@@ -183,12 +285,18 @@ class RenderedConfig(EnvConfig):
             steps = f", {self.frameskip} steps for each action"
         else:
             steps = ""
-        return f"{self.id} from pixels: {self.img_height} x {self.img_width}{part}{steps}"
+        return f"{self.id} from pixels: {self.img_height} x {self.img_width}{part}{steps}{self._changes()}"
 
     def spec(self) -> RenderedEnvs:
         refuse(self.errors())
         keys = values_for(_ANY_PICTURE, self) | {"crop": tuple(self.crop)}
+        keys["wrappers"] = self._wrappers()
+        if self.max_episode_steps is not None:  # rlsync counts actions, and gymnasium steps
+            keys[_LIMIT] = self.max_episode_steps * self.frameskip
         return RenderedEnvs(options=self.kwargs, **keys)
+
+
+_ANY_ENV = EnvConfig()
 
 
 def _cure(name: str) -> str:
@@ -206,7 +314,7 @@ def _cure(name: str) -> str:
 def refuse_unsaid_protocol(env: EnvConfig) -> None:
     """Raise ConfigError for an Atari game that is named as any id: nothing would say how it is played."""
     game = _OTHER.fullmatch(env.id)
-    if game is None or isinstance(env, AtariConfig):
+    if game is None or env.make is not None or isinstance(env, AtariConfig):
         return
     if env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id:
         problem = f"{env.id!r} is an Atari game, and nothing says by which protocol it is played"
@@ -223,11 +331,9 @@ def settings_with(keys: Collection[str]) -> EnvConfig:
 
 
 def ending_after(env: EnvConfig, steps: int) -> EnvConfig:
-    """The same environment, whose episodes gymnasium truncates after so many steps of the policy."""
-    match env:
-        case AtariConfig():
-            problem = "games end after env.max_episode_frames, which the run's config gives"
-            raise ConfigError(problem, f"--max-episode-steps {steps}", "leave it out")
-        case RenderedConfig():
-            steps *= env.frameskip
-    return replace(env, kwargs={**env.kwargs, "max_episode_steps": steps})
+    """The same environment, whose episodes are truncated after so many steps of the policy."""
+    if isinstance(env, AtariConfig):
+        problem = "games end after env.max_episode_frames, which the run's config gives"
+        raise ConfigError(problem, f"--max-episode-steps {steps}", "leave it out")
+    kwargs = {name: value for name, value in env.kwargs.items() if name != _LIMIT}
+    return replace(env, max_episode_steps=steps, kwargs=kwargs)

@@ -172,10 +172,8 @@ def _trial(config: Config, way: str, ended_in_each_step: Iterator[int]) -> Trial
         raise
     except Exception as error:  # it is foreign code, which may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
-        problem = f"{config.env.id!r} raises {type(error).__name__}: {first_line(error)}"
-        where = (
-            f"env.id, as {way}, after {steps} steps; {Path(last.filename).name}, line {last.lineno}"
-        )
+        problem = f"{config.env.name!r} raises {type(error).__name__}: {first_line(error)}"
+        where = f"{config.env.word}, as {way}, after {steps} steps; {Path(last.filename).name}, line {last.lineno}"
         cure = "mend the environment, or give another one: a run would end there"
         raise ConfigError(problem, where, cure) from error
     return Trial(way, steps, episodes)
@@ -190,16 +188,18 @@ def whether_episodes_end(config: Config, trials: Sequence[Trial]) -> str:
     limit = f"{config.recipe.evaluations().give_up_after_steps:,}"
     return (
         "no episode ended, and nothing limits them: without an end there are no returns, and evaluations "
-        f"give up after {limit} steps; +env.kwargs.max_episode_steps=1000 limits them"
+        f"give up after {limit} steps; env.max_episode_steps=1000 limits them"
     )
 
 
 def _limits_episodes(env: EnvConfig) -> bool:
     if isinstance(env, AtariConfig):
         return True
+    if env.max_episode_steps is not None:
+        return True
     if "max_episode_steps" in env.kwargs:
         return env.kwargs["max_episode_steps"] is not None
-    registered = gymnasium.registry.get(env.id.rpartition(":")[2])
+    registered = gymnasium.registry.get(env.name.rpartition(":")[2])
     return registered is not None and registered.max_episode_steps is not None
 
 
@@ -230,9 +230,9 @@ def _require_finite(config: Config, reward: Tensor, observation: Tensor) -> None
     for name, numbers in (("reward", reward), ("observation", observation)):
         if not bool(torch.isfinite(numbers).all()):
             problem = (
-                f"{config.env.id!r} answers step() with a {name} that is infinite or not a number"
+                f"{config.env.name!r} answers step() with a {name} that is infinite or not a number"
             )
             cure = "let it answer with finite numbers: nothing can be learned from others, and the run would end"
             raise ConfigError(
-                problem, f"env.id; the {name} is {numbers.flatten().tolist()[:8]}", cure
+                problem, f"{config.env.word}; the {name} is {numbers.flatten().tolist()[:8]}", cure
             )

@@ -96,6 +96,7 @@ def collect_settings(run: Run[Any]) -> CollectSettings:
         adopt=config.collector.adopt,  # type: ignore[arg-type]
         policy_device=run.worker_devices,
         seed=config.seed,
+        clip_reward=config.env.clip_reward,
         silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
         versions_file=run.file(VERSIONS),
     )

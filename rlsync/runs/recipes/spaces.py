@@ -131,9 +131,11 @@ class Takes:
         actions = envs.actions
         for why in (self._why_not_seen(observations), self._why_not(actions)):
             if why is not None:
-                raise self._refused(config.id, why)
+                raise self._refused(config.name, why)
         if observations.mask is not None and not self.masks:
-            problem = f"this recipe cannot leave out actions, and {config.id!r} has a mask of them"
+            problem = (
+                f"this recipe cannot leave out actions, and {config.name!r} has a mask of them"
+            )
             cure = "give env.action_mask=none, or a recipe that can: ppo, dqn, impala or laser"
             raise ConfigError(problem, "env.action_mask", cure)
         if isinstance(actions, DiscreteActions):
@@ -216,7 +218,7 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         reason = first_line(error)
         if not known:
             reason = f"{type(error).__name__}: {reason}"
-        problem = f"cannot make the environment {config.id!r}: {reason}"
+        problem = f"cannot make the environment {config.name!r}: {reason}"
         cure = (
             "give an installed gymnasium id, for example env.id=CartPole-v1, or my_package:MyEnv-v0"
         )
@@ -249,7 +251,7 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
         cure = lost.cure
         if isinstance(lost, AdoptionTimeout):
             cure += "; in a config it is collector.start_timeout_s"
-        raise type(lost)(lost.what, f"{lost.where}; env.id={config.id}", cure) from error
+        raise type(lost)(lost.what, f"{lost.where}; {config.word}", cure) from error
 
 
 # of a play: resets with a seed, and steps after each

@@ -293,7 +293,7 @@ def test_a_choice_outside_its_space_is_refused_with_the_space() -> None:
         def observation(self, observation: object) -> int:
             return 7
 
-    spec = GymnasiumEnvs(spaced(Discrete(3)).id, {"observation": Discrete(3), "wrappers": (Outside,)})
+    spec = GymnasiumEnvs(spaced(Discrete(3)).id, {"observation": Discrete(3)}, wrappers=(Outside,))
     envs = make_venv(spec, 1)
     with pytest.raises(
         ConfigError, match="outside its space: 'observation' is numbers from 7 to 7"

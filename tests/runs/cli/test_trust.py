@@ -239,7 +239,9 @@ def test_a_recipe_beside_the_config_dir_of_the_command_line_is_the_users_own(
     ("key", "value", "instead"),
     [
         ("env.id", "evil_envs:CartPole-v1", "env.id=CartPole-v1"),
+        ("env.make", "evil_envs:make", "env.make=null"),
         ("env.kwargs", {"reward": "evil_envs.reward"}, "env=gymnasium"),
+        ("env.wrappers", ["evil_envs.Wrapper"], "env.wrappers=[]"),
         ("cluster.address", "evil.example:6379", "cluster.address=null"),
         ("logger.kwargs", {"base_url": "evil"}, "logger=csv"),
     ],

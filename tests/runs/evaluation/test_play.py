@@ -86,7 +86,7 @@ def test_an_episode_that_never_ends_is_given_up_after_so_many_steps_or_seconds()
         with pytest.raises(RlsyncError, match=f"^an episode has not ended after {after}\n") as error:
             played(2, patience)
         assert error.value.where == f"recipe.evaluation.give_up_after_{limit}"
-        assert "env.kwargs.max_episode_steps" in error.value.cure
+        assert "env.max_episode_steps" in error.value.cure
     assert [episode.length for episode in played(2, Patience(steps=50), max_episode_steps=49)] == [49, 49]
 
 

@@ -20,7 +20,13 @@ def rollout(config: EnvConfig) -> TensorDict:
     """Frames ``[num_envs, STEPS]`` of random actions, over the ends of episodes."""
     spaces = ANY.probe(config)
     player = UniformPlayer(spaces.player_actions(), spaces.observation_shape, spaces.observation_dtype)
-    settings = CollectSettings(steps=STEPS, envs_per_worker=config.num_envs, seed=SEED, transitions=True)
+    settings = CollectSettings(
+        steps=STEPS,
+        envs_per_worker=config.num_envs,
+        seed=SEED,
+        transitions=True,
+        clip_reward=config.clip_reward,
+    )
     collector = UnrollCollector(player, config.spec(), settings, num_workers=0)
     try:
         return next(iter(collector)).clone()

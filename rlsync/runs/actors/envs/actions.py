@@ -9,7 +9,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    Graph,
+    MultiBinary,
+    MultiDiscrete,
+    OneOf,
+    Sequence,
+    Space,
+    Text,
+    Tuple,
+)
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -188,7 +200,16 @@ def choices_of(space: Space[Any]) -> tuple[int, ...]:
 
 
 def unusable_actions(space: object, name: str) -> ConfigError:
-    problem = f"{name} takes actions of {space}"
-    return ConfigError(
-        problem, "environment", "wrap it so that an action is one of n, or a vector of numbers"
-    )
+    """The error of actions that players do not have, with the wrapper that helps."""
+    match space:
+        case Dict() | Tuple():
+            cure = "wrap it so that an action is one vector or one of n: gymnasium.wrappers.TransformAction in "
+            cure += "a wrapper of yours, which sends gymnasium.spaces.unflatten(space, vector); see env.wrappers"
+        case Text() | Sequence() | Graph() | OneOf():
+            cure = "wrap it so that an action is one of n members that you list (Discrete(n)): "
+            cure += (
+                "gymnasium.wrappers.TransformAction in a wrapper of yours; env.wrappers names it"
+            )
+        case _:
+            cure = "wrap it so that an action is one of n, or a vector of numbers"
+    return ConfigError(f"{name} takes actions of {space}", "environment", cure)

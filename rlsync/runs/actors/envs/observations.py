@@ -32,7 +32,6 @@ from gymnasium.spaces import (
     MultiBinary,
     MultiDiscrete,
     Space,
-    Text,
     Tuple,
 )
 from numpy.typing import NDArray
@@ -296,7 +295,10 @@ class Observations:
             OutsideSpace: the first part is missing.
         """
         part = self.parts[0]
-        array = _array(_at(answer, part.path))
+        try:
+            array = _array(_at(answer, part.path))
+        except OutsideSpace as error:
+            raise OutsideSpace(f"{part.name!r} is {error}; its space is {part.space}") from None
         return array.shape[: array.ndim - len(part.space.shape or ())]
 
     def row(self, answer: Any, lead: tuple[int, ...] = (), mask: Any = None) -> NDArray[Any]:
@@ -432,8 +434,6 @@ def part_of(
             name = ".".join(map(str, path)) or WHOLE
             problem = f"{of!r} gives observations of {space}, as {name!r}: no array of numbers"
             cure = "wrap it so that they are arrays (gymnasium.wrappers.TransformObservation)"
-            if isinstance(space, Text):
-                cure = "drop the text (gymnasium.wrappers.FilterObservation), or wrap it so that it is numbers"
             raise ConfigError(problem, "environment", cure)
     return Part(path, "numbers", (size,), space)
 

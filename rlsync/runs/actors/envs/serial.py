@@ -5,44 +5,73 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from gymnasium.spaces import Box
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Categorical, OneHot
 from torchrl.envs import EnvBase, SerialEnv
 
+from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import (
     ActionSpec,
     BoxActions,
     DiscreteActions,
     unusable_actions,
 )
+from rlsync.runs.actors.envs.observations import Observations, observations_of
 from rlsync.runs.actors.envs.vectors import Envs, EnvStep
 
 
 class SerialEnvs(Envs):
     """TorchRL environments, one after the other; the player sees what is under the key ``observation``."""
 
-    def __init__(self, make: Callable[[], EnvBase], num_envs: int, observation: str) -> None:
+    def __init__(
+        self,
+        make: Callable[[], EnvBase],
+        num_envs: int,
+        observation: str,
+        name: str = "the TorchRL environment",
+    ) -> None:
         self.envs = SerialEnv(num_envs, make)
-        spec = self.envs.observation_spec[observation]
-        # Bytes of pictures, or numbers, as in rlsync.runs.actors.envs.observations; bounds of bytes are not
-        # told.
-        dtype = torch.float32
-        if spec.dtype is torch.uint8 and len(spec.shape) > 3:
-            dtype = torch.uint8
-        actions = _actions_of(self.envs.action_spec_unbatched)
-        super().__init__(num_envs, actions, tuple(spec.shape[1:]), dtype)
+        try:
+            self._observations = self._observed(observation, name)
+            actions = _actions_of(self.envs.action_spec_unbatched, name)
+        except ConfigError:
+            self.close()
+            raise
+        row = self._observations
+        super().__init__(num_envs, actions, row.shape, row.dtype)
         self._key = observation
         self._actions = self.envs.action_spec
         self._now: TensorDictBase = TensorDict()
+
+    @property
+    def observations(self) -> Observations:
+        return self._observations
+
+    def _observed(self, key: str, name: str) -> Observations:
+        """What players see under a key: bytes of pictures, or numbers; bounds of bytes are not told."""
+        spec = self.envs.observation_spec
+        keys = list(spec.keys())
+        if key not in keys:
+            problem = (
+                f"{name} observes nothing under {key!r}: its keys are {', '.join(map(str, keys))}"
+            )
+            cure = "rename one to it, or join several: torchrl.envs.transforms.RenameTransform, CatTensors"
+            raise ConfigError(problem, "the observation_spec of the environment", cure)
+        shape = tuple(spec[key].shape[1:])
+        if spec[key].dtype is torch.uint8 and len(shape) >= 3:
+            return observations_of(Box(0, 255, shape, np.uint8), name)
+        return observations_of(Box(-np.inf, np.inf, shape, np.float32), name)
 
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
             self.envs.set_seed(seed)
         self._now = self.envs.reset()
-        return self._now.get(self._key).to(self.observation_dtype)
+        return self._shown(self._now)
 
     def send(self, action: Tensor) -> None:
         sent = self.actions.sent(action)
@@ -56,8 +85,8 @@ class SerialEnvs(Envs):
         done = answer.get("done").view(-1)
         terminated = answer.get("terminated").view(-1)
         truncated = done & ~terminated
-        last = answer.get(self._key).to(self.observation_dtype)
-        observation = self._now.get(self._key).to(self.observation_dtype)
+        last = self._shown(answer)
+        observation = self._shown(self._now)
         hidden = truncated
         if self.keeps_last:
             hidden = done
@@ -65,11 +94,14 @@ class SerialEnvs(Envs):
         reward = answer.get("reward").view(-1)
         return EnvStep(observation, reward, terminated, truncated, finals)
 
+    def _shown(self, answer: TensorDictBase) -> Tensor:
+        return self.observations.seen(answer.get(self._key))
+
     def close(self) -> None:
         self.envs.close(raise_if_closed=False)  # TorchRL opens them at the first reset
 
 
-def _actions_of(spec: Any) -> ActionSpec:
+def _actions_of(spec: Any, name: str) -> ActionSpec:
     # Not of several choices at once, whose spec is a class below OneHot, or a stack of these.
     if (type(spec) is OneHot and len(spec.shape) == 1) or (
         type(spec) is Categorical and not spec.shape
@@ -82,4 +114,4 @@ def _actions_of(spec: Any) -> ActionSpec:
             low = tuple(spec.space.low.tolist())
             high = tuple(spec.space.high.tolist())
         return BoxActions(spec.shape[0], low, high, str(spec.dtype).removeprefix("torch."))
-    raise unusable_actions(spec, "the TorchRL environment")
+    raise unusable_actions(spec, name)

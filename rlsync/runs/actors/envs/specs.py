@@ -24,6 +24,7 @@ from rlsync.runs.actors.envs.actions import choices_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv, InRows, VectorInRows
 from rlsync.runs.actors.envs.observations import Observations, observations_of
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
+from rlsync.runs.actors.envs.wrapping import AnyEnv, AnyVector, Wrap, require_numbers, stacked
 from rlsync.seams import first_line
 
 if TYPE_CHECKING:  # at run time torchrl is imported only where its environments are made
@@ -49,6 +50,12 @@ class GymnasiumEnvs:
     #: environment that does not reset in the step that ends an episode is refused. Those of ale-py do so with
     #: ``options={"autoreset_mode": "SameStep"}``. Those that gymnasium ships do not, and take no such option.
     vectorized: bool = False
+    #: What is put around each environment, the first one innermost; picklable where workers are spawned.
+    wrappers: tuple[Wrap, ...] = ()
+    #: An episode is truncated after so many steps of the environment; None: as the id has it.
+    max_episode_steps: int | None = None
+    #: An observation is the so many newest ones: vectors are joined, and pictures along their channels.
+    frame_stack: int = 1
     #: Whether bytes from 0 to 255 in the form of a picture are one; False: they are numbers, as any.
     pictures: bool = True
     #: Where a mask of the actions is: ``"observation"``, under the key ``action_mask`` if the space has it;
@@ -66,29 +73,37 @@ class GymnasiumEnvs:
                 the step that ends an episode; or players cannot act in such spaces.
         """
         if self.vectorized:
-            return VectorEnvs(self._vector(num_envs), self.id)
+            return VectorEnvs(self._checked_vector(self._own_vector(num_envs)), self.id)
         return ListedEnvs(self.make, num_envs, self.id)
 
-    def make(self) -> CheckedEnv:
+    def make(self, watch: Wrap | None = None) -> CheckedEnv:
         """One of these environments; its answers are read as :mod:`rlsync.runs.actors.envs.answers` says.
 
-        Raises:
-            ConfigError: it is told how to reset, which is an option of some vector environments.
-        """
-        # it looks at the first answers only
-        options = {"disable_env_checker": True, **self.options}
-        wrappers = options.pop("wrappers", ())
-        env = self._one(options)
-        for wrap in wrappers:
-            env = wrap(env)
-        observations = self._rows_of(env.observation_space, env.action_space)
-        if observations is None:
-            return CheckedEnv(env, self.id)
-        return CheckedEnv(InRows(CheckedEnv(env, self.id), self.id, observations), self.id)
+        Args:
+            watch: put around it before its answers are read.
 
-    def _vector(self, num_envs: int) -> CheckedVectorEnv:
-        """The id's own vector environment."""
-        envs = self._own_vector(num_envs)
+        Raises:
+            ConfigError: it is told how to reset, which is an option of some vector environments; or a wrapper
+                cannot be put around it.
+        """
+        return self._checked(self._one(), watch)
+
+    def _checked(self, env: AnyEnv, watch: Wrap | None = None) -> CheckedEnv:
+        """An environment in its wrappers, as it is stepped."""
+        if watch is not None:
+            env = watch(env)
+        stacks = self.frame_stack > 1
+        if stacks and isinstance(env.observation_space, Box):
+            env = stacked(CheckedEnv(env, self.id), self.frame_stack, self.id)
+        observations = self._rows_of(env.observation_space, env.action_space)
+        if observations is not None:
+            env = InRows(CheckedEnv(env, self.id), self.id, observations)
+        if stacks and observations is not None and observations.nested:
+            env = stacked(env, self.frame_stack, self.id)
+        return CheckedEnv(env, self.id)
+
+    def _checked_vector(self, envs: AnyVector) -> CheckedVectorEnv:
+        """A vector environment in its wrappers, as it is stepped."""
         observations = self._rows_of(envs.single_observation_space, envs.single_action_space)
         if observations is None:
             return CheckedVectorEnv(envs, self.id)
@@ -96,6 +111,7 @@ class GymnasiumEnvs:
 
     def _rows_of(self, observed: Space[Any], acted: Space[Any]) -> Observations | None:
         """What players see of one of them; None for an array whose space alone tells what it is."""
+        require_numbers(observed, self.id)
         choices: tuple[int, ...] = ()
         if self.action_mask != "none":
             choices = choices_of(acted)
@@ -119,7 +135,24 @@ class GymnasiumEnvs:
             return None
         return observations
 
-    def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    def _one(self) -> AnyEnv:
+        """An environment in its wrappers."""
+        return self._wrapped(self._bare(self._arguments()))
+
+    def _wrapped(self, env: AnyEnv) -> AnyEnv:
+        for wrap in self.wrappers:
+            env = wrap(env)
+        return env
+
+    def _arguments(self) -> dict[str, Any]:
+        """Those of ``gymnasium.make``."""
+        # its own checker looks at the first answers only
+        arguments = {"disable_env_checker": True, **self.options}
+        if self.max_episode_steps is not None:
+            arguments["max_episode_steps"] = self.max_episode_steps
+        return arguments
+
+    def _bare(self, options: dict[str, Any]) -> AnyEnv:
         try:
             return gymnasium.make(self.id, **options)
         except TypeError as error:
@@ -130,6 +163,7 @@ class GymnasiumEnvs:
             raise ConfigError(problem, f"GymnasiumEnvs(options={self.options})", cure) from error
 
     def _own_vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
+        self._require_bare("vectorized=True", "leave vectorized=False")
         try:
             return gymnasium.make_vec(self.id, num_envs, "vector_entry_point", **self.options)
         except (TypeError, gymnasium.error.Error) as error:
@@ -139,6 +173,18 @@ class GymnasiumEnvs:
                 problem, f"GymnasiumEnvs(vectorized=True), options={self.options}", cure
             ) from error
 
+    def _require_bare(self, why: str, cure: str, *, wrappers: bool = False) -> None:
+        """Refuse what is put around single environments; with ``wrappers``, they may stay."""
+        around = {
+            "wrappers": bool(self.wrappers) and not wrappers,
+            "max_episode_steps": self.max_episode_steps is not None,
+            "frame_stack": self.frame_stack > 1,
+        }
+        for name, is_set in around.items():
+            if is_set:
+                problem = f"env.{name} is for single environments of gymnasium's, and {self.id!r} is none: {why}"
+                raise ConfigError(problem, f"env.{name}", cure)
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedEnvs(GymnasiumEnvs):
@@ -146,8 +192,8 @@ class RenderedEnvs(GymnasiumEnvs):
 
     The picture is that of :class:`gymnasium.wrappers.AddRenderObservation`, as uint8 ``[3, img_height,
     img_width]``: channels first, as torch's convolutions take it. What the environment itself would give as
-    its observation is dropped. ``make`` raises a ConfigError if the environment cannot be drawn, or has
-    nothing where the crop is.
+    its observation is dropped; ``wrappers`` are around what is drawn. ``make`` raises a ConfigError if the
+    environment cannot be drawn, or has nothing where the crop is.
     """
 
     img_height: int = 64
@@ -160,9 +206,9 @@ class RenderedEnvs(GymnasiumEnvs):
     def envs(self, num_envs: int) -> Envs:
         return ListedEnvs(self.make, num_envs, self.id)
 
-    def _one(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    def _one(self) -> AnyEnv:
         draw_into_memory()
-        env = self._drawn(options)
+        env = self._wrapped(self._drawn(self._arguments()))
         if self.frameskip > 1:  # rewards are read before they are added up
             env = Repeat(CheckedEnv(env, self.id, observed=False), self.frameskip)
         try:
@@ -173,7 +219,7 @@ class RenderedEnvs(GymnasiumEnvs):
                 f"{self.id!r} cannot be drawn: {first_line(error)}", "env.id", cure
             ) from error
 
-    def _drawn(self, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    def _drawn(self, options: dict[str, Any]) -> AnyEnv:
         options["render_mode"] = "rgb_array"
         try:
             with warnings.catch_warnings():
@@ -189,7 +235,7 @@ class RenderedEnvs(GymnasiumEnvs):
             raise self._no_picture(f"its render modes are {', '.join(modes) or 'none'}")
         return env
 
-    def _small(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def _small(self, env: AnyEnv) -> AnyEnv:
         drawn = env.observation_space.shape
         if drawn is None or len(drawn) != 3 or drawn[-1] != 3:
             raise self._no_picture(f"it renders arrays of shape {drawn}")
@@ -351,7 +397,7 @@ def draw_into_memory() -> None:
 class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Repeats actions until an episode ends, and adds rewards up: RepeatAction of gymnasium 1.3 on."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], times: int) -> None:
+    def __init__(self, env: AnyEnv, times: int) -> None:
         super().__init__(env)
         self._times = times
 

@@ -208,17 +208,19 @@ class ListedEnvs(SpacedEnvs):
         return np.empty((self.num_envs, *(self._space.shape or ())), self._space.dtype)
 
 
+_ONE_BY_ONE = "leave vectorized=False, so that gymnasium steps one environment after the other"
+
+
 class VectorEnvs(SpacedEnvs):
     """A gymnasium vector environment that resets in the step that ends an episode; another one is refused."""
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], name: str, cure: str = _ONE_BY_ONE) -> None:
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             envs.close()
             problem = (
                 f"{name!r} does not reset in the step that ends an episode: its mode is {mode}"
             )
-            cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
             raise ConfigError(problem, "environment", cure)
         try:
             super().__init__(
