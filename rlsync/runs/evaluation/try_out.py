@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlsync.runs.actors.envs.actions import DiscreteActions
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.envs.specs import EnvSpec, GymnasiumEnvs, make_venv
 from rlsync.runs.actors.envs.vectors import Envs, EnvStep
 
@@ -25,14 +26,11 @@ AnyArray: TypeAlias = NDArray[Any]
 def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator[EnvStep]:
     """Take random actions in environments that have been reset, and yield what they answer."""
     for _ in range(steps):
-        if isinstance(envs.actions, DiscreteActions):
-            action = torch.randint(
-                envs.actions.n, (envs.num_envs,), generator=generator, device="cpu"
-            )
+        actions = envs.actions
+        if isinstance(actions, BoxActions):
+            action = torch.randn(envs.num_envs, actions.size, generator=generator, device="cpu")
         else:
-            action = torch.randn(
-                envs.num_envs, envs.actions.size, generator=generator, device="cpu"
-            )
+            action = actions.drawn(envs.num_envs, generator, CPU)
         envs.send(action)
         yield envs.recv()
 

@@ -11,11 +11,16 @@ from typing import Literal
 import gymnasium
 import numpy as np
 import torch
-from torchrl.data import Bounded, OneHot, TensorSpec
+from torchrl.data import Bounded, MultiCategorical, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule
 
 from rlsync import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.runs.actors.envs.actions import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+)
 from rlsync.runs.actors.envs.observations import require_vector_or_picture
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.envs.vectors import SpacedEnvs
@@ -30,7 +35,8 @@ class Spaces:
     """What networks must know of an environment."""
 
     features: int  # numbers in one observation
-    actions: int  # how many there are to choose from, or numbers in one of them
+    # how many there are to choose from, in all choices of an action together, or numbers in one of them
+    actions: int
     action_spec: TensorSpec  # TorchRL's, of one environment
     # (channels, height, width) of uint8; None: it is flat
     picture: tuple[int, int, int] | None = None
@@ -46,11 +52,23 @@ class Spaces:
         return torch.float32
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """How many there are to choose from, for each choice that an action makes; empty: it is numbers."""
+        if isinstance(self.action_spec, MultiCategorical):
+            return tuple(self.action_spec.nvec.tolist())
+        if isinstance(self.action_spec, OneHot):
+            return (self.actions,)
+        return ()
+
+    @property
     def discrete(self) -> bool:
-        return isinstance(self.action_spec, OneHot)
+        """Whether an action is one choice or several."""
+        return bool(self.choices)
 
     def player_actions(self) -> ActionSpec:
         """The actions as players see them."""
+        if isinstance(self.action_spec, MultiCategorical):
+            return MultiDiscreteActions(self.choices)
         if self.discrete:
             return DiscreteActions(self.actions)
         low, high = self.bounds()
@@ -79,7 +97,7 @@ class Spaces:
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The environments that a recipe can learn: flat observations or pictures, and one kind of actions.
+    """The environments that a recipe can learn: flat observations or pictures, and some kinds of actions.
 
     Example:
         >>> from rlsync.runs.recipes.env_settings import EnvConfig
@@ -93,7 +111,7 @@ class Takes:
           cure   give one with a flat observation and continuous actions, like Pendulum-v1
     """
 
-    # a choice of n; numbers with finite bounds; one of the two
+    # a choice of n; numbers with finite bounds; either of the two, or several choices at once
     actions: Literal["discrete", "box", "any"]
     examples: str  # ids of some of them, for the cure of an error
     pictures: bool = False  # whether it takes the pictures of a RenderedConfig, too
@@ -101,10 +119,10 @@ class Takes:
     unbounded: bool = False
 
     def __str__(self) -> str:
-        kinds = {"discrete": "discrete actions", "box": "continuous actions"}
-        kinds["any"] = "discrete or bounded continuous actions"
+        kinds = {"discrete": "one discrete action", "box": "continuous actions"}
+        kinds["any"] = "discrete actions, one or several at once, or bounded continuous ones"
         if self.unbounded:
-            kinds["any"] = "discrete or continuous actions"
+            kinds["any"] = "discrete actions, one or several at once, or continuous ones"
         if self.pictures:
             observations = "a flat observation or a picture (env=rendered)"
         else:
@@ -134,6 +152,8 @@ class Takes:
             picture = (channels, height, width)
         if isinstance(actions, DiscreteActions):
             return Spaces(features, actions.n, OneHot(actions.n, dtype=torch.int64), picture)
+        if isinstance(actions, MultiDiscreteActions):
+            return Spaces(features, sum(actions.nvec), MultiCategorical(actions.nvec), picture)
         low = torch.tensor(actions.low, device="cpu")
         high = torch.tensor(actions.high, device="cpu")
         return Spaces(features, actions.size, Bounded(low, high), picture)
@@ -143,6 +163,10 @@ class Takes:
         if isinstance(actions, DiscreteActions):
             if self.actions == "box":
                 return f"its action is one of {actions.n}"
+            return None
+        if isinstance(actions, MultiDiscreteActions):
+            if self.actions != "any":
+                return f"its action is {len(actions.nvec)} choices at once"
             return None
         if self.actions == "discrete":
             return f"its action is a vector, of size {actions.size}"

@@ -9,12 +9,19 @@ from torch import Generator, Tensor
 
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
-from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions
+from rlsync.runs.actors.envs.actions import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+)
 from rlsync.runs.actors.player import Acted, Player, Record, State
 
 
 class UniformPlayer(Player):
-    """Draws each action uniformly: from n, or from a bounded box. It records ``behaviour_log_prob``.
+    """Draws each action uniformly: one choice, several, or numbers of a bounded box.
+
+    It records ``behaviour_log_prob``.
 
     Use it as a baseline, and to fill a replay before training begins. It has no weights, so its frames carry
     version 0.
@@ -69,14 +76,16 @@ class UniformPlayer(Player):
             drawn = torch.rand(count, actions.size, generator=generator, device=device)
             action = low + (high - low) * drawn
         else:
-            action = torch.randint(actions.n, (count,), generator=generator, device=device)
+            action = actions.drawn(count, generator, device)
         log_prob = torch.full((count,), self._log_prob, device=device)
         return Acted(action, {keys.BEHAVIOUR_LOG_PROB: log_prob}, state)
 
 
 def _log_density(actions: ActionSpec) -> float:
-    if not isinstance(actions, BoxActions):
+    if isinstance(actions, DiscreteActions):
         return -math.log(actions.n)
+    if isinstance(actions, MultiDiscreteActions):
+        return -math.log(math.prod(actions.nvec))
     widths = [high - low for low, high in zip(actions.low, actions.high, strict=True)]
     if not widths or not all(0 < width < math.inf for width in widths):
         problem = f"nothing can be drawn uniformly from {actions}"

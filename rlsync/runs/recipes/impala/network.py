@@ -11,7 +11,6 @@ from torch import Generator, Tensor, nn
 
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
-from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
 from rlsync.runs.recipes.impala.heads import PolicyHead
 from rlsync.runs.recipes.impala.layers import EpisodicLSTM, Pixels, linear, make_torso, split_pass
@@ -387,10 +386,7 @@ class ImpalaPlayer(Player):
             dtype = torch.uint8
         else:
             dtype = torch.float32
-        actions: BoxActions | DiscreteActions = DiscreteActions(head.features)
-        if head.action_shape:
-            actions = BoxActions(head.action_shape[0])
-        super().__init__({POLICY: network}, actions, shape, dtype, records)
+        super().__init__({POLICY: network}, head.player_actions(), shape, dtype, records)
         self.network = network
         self._deterministic = deterministic
 
