@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
 from torch.testing import assert_close
-from torchrl.data import Bounded, OneHot
+from torchrl.data import Bounded, MultiCategorical, OneHot
 from torchrl.modules import MLP
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
@@ -40,6 +40,7 @@ UPDATES: dict[str, Callable[[Trainer], pure.Update]] = {
     "dqn": lambda t: dqn.pure_update(t.loss_module, t.optimizer),
     "ppo": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
     "ppo, numbers": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
+    "ppo, several choices": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
     "td3": lambda t: td3.pure_update(t.loss_module, t.optimization_stepper),
 }
 SETTINGS: dict[str, type[RecipeConfig]] = {
@@ -47,6 +48,7 @@ SETTINGS: dict[str, type[RecipeConfig]] = {
     "dqn": DQNConfig,
     "ppo": PPOConfig,
     "ppo, numbers": PPOConfig,
+    "ppo, several choices": PPOConfig,
     "sac": SACConfig,
     "td3": TD3Config,
 }
@@ -68,6 +70,7 @@ class Drawn:
         draw = random.Random(self.seed)
         self.features, self.actions = draw.randint(1, 6), draw.randint(1, 4) + self.discrete
         self.rows = draw.choice([1, 7, 32])
+        self.nvec = [self.actions, *(draw.choice([2, 3, self.actions]) for _ in range(draw.randint(0, 2)))]
         self.low, self.high = draw.choice([(-1.0, 1.0), (-2.0, 2.0), (0.0, 3.0)])
         self.weighed, self.steps = draw.random() < 0.4 and self.name != "crossq", draw.random() < 0.4
         self.keys: dict[str, Any] = {
@@ -87,6 +90,8 @@ class Drawn:
 
     @property
     def spaces(self) -> Spaces:
+        if self.name == "ppo, several choices":
+            return Spaces(self.features, sum(self.nvec), MultiCategorical(self.nvec), None)
         box = Bounded(self.low, self.high, (self.actions,))
         return Spaces(self.features, self.actions, OneHot(self.actions) if self.discrete else box, None)
 
@@ -136,6 +141,8 @@ class Drawn:
         action = self.low + (self.high - self.low) / 2 * (1 + normal(self.actions).tanh())
         if self.discrete:
             action = torch.eye(self.actions, dtype=torch.int64)[action.argmax(-1)]
+        if self.name == "ppo, several choices":
+            action = (normal(len(self.nvec)).sigmoid() * torch.tensor(self.nvec)).long()
         rows: dict[str, Any] = {
             "observation": normal(self.features),
             "action": action,
