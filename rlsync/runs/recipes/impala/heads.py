@@ -391,7 +391,8 @@ class HeadDistribution(Distribution):
         return self._head.score(params, value)[0]
 
     def entropy(self) -> Tensor:
-        return self._head.score(self._params, self.mode)[1]
+        # Any action will do: the entropy does not depend on it.
+        return self._head.score(self._params, self._head.mode(self._params))[1]
 
     @property
     def mode(self) -> Tensor:
