@@ -331,7 +331,7 @@ class DreamerV3Player(WorldModelPlayer):
                 indices = self.head.mode(outputs)
             else:
                 indices, _ = self.head.act(outputs, generator)
-            return self.head.encode(indices)
+            return self.head.encode(indices).to(state.dtype)
         if self.soft:
             return outputs.softmax(-1)
         if self.deterministic:
