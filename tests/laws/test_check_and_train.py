@@ -30,6 +30,7 @@ DREAMER = (
     "recipe.pace.ratio=0.1",
     "collector.frames_per_batch=32",
 )
+V3 = (*DREAMER, "recipe.categoricals=2", "recipe.classes=4", "recipe.bins=31")
 UNROLLS = ("recipe.total_frames=640", "env.num_envs=2")
 #: The overrides of a short run of each recipe, and which actions it chooses from.
 RECIPES = {
@@ -39,14 +40,20 @@ RECIPES = {
         "numbers",
         ("recipe.num_epochs=1", "recipe.total_frames=1024", "collector.frames_per_batch=64"),
     ),
+    "ppo of choices": (
+        "choices",
+        ("recipe.num_epochs=1", "recipe.total_frames=1024", "collector.frames_per_batch=64"),
+    ),
     "dqn": ("choice", OFF_POLICY),
     "sac": ("numbers", OFF_POLICY),
     "td3": ("numbers", OFF_POLICY),
     "crossq": ("numbers", OFF_POLICY),
     "impala": ("choice", UNROLLS),
     "laser": ("choice", (*UNROLLS, "recipe.replay.min_steps=100")),
+    "impala of choices": ("choices", UNROLLS),
     "dreamer_v1": ("numbers", DREAMER),
-    "dreamer_v3": ("choice", (*DREAMER, "recipe.categoricals=2", "recipe.classes=4", "recipe.bins=31")),
+    "dreamer_v3": ("choice", V3),
+    "dreamer_v3 of choices": ("choices", V3),
 }
 #: What steps answer; tests/runs/actors/test_answers.py asks of each form whether it is read or refused.
 FORMS = {

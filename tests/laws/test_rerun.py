@@ -60,6 +60,7 @@ from rlsync.runs.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.sync.adopter import Adopter
 from rlsync.transport.board.format import BoardWatch
 from tests.tools.parts import undecided
+from tests.tools.parts.space_envs import TOLD
 
 pytestmark = pytest.mark.processes
 
@@ -233,6 +234,12 @@ def small_ppo_of_numbers(folder: Path) -> Config:
     return config
 
 
+def small_ppo_of_several_choices(folder: Path) -> Config:
+    config = small_ppo(folder)
+    config.env = EnvConfig(TOLD)
+    return config
+
+
 def small_dqn(folder: Path) -> Config:
     return Config(
         run_dir=str(folder),
@@ -255,8 +262,13 @@ def small_dqn(folder: Path) -> Config:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("recipe", "given"),
-    [(ppo.RECIPE, small_ppo), (ppo.RECIPE, small_ppo_of_numbers), (dqn.RECIPE, small_dqn)],
-    ids=["ppo", "ppo, numbers", "dqn"],
+    [
+        (ppo.RECIPE, small_ppo),
+        (ppo.RECIPE, small_ppo_of_numbers),
+        (ppo.RECIPE, small_ppo_of_several_choices),
+        (dqn.RECIPE, small_dqn),
+    ],
+    ids=["ppo", "ppo, numbers", "ppo, several choices", "dqn"],
 )
 def test_a_free_run_of_transitions_is_made_again(tmp_path: Path, recipe, given) -> None:
     stops = faults({2: (0, signal.SIGSTOP), 6: (0, signal.SIGCONT)})

@@ -70,7 +70,7 @@ TYPED: dict[str, dict[str, str]] = {
     },
     "actions of another kind": {
         "recipe=dqn": "",
-        "env=pendulum": "any observation and discrete actions, like CartPole-v1",
+        "env=pendulum": "any observation and one discrete action, like CartPole-v1",
     },
     "an environment of one's own": {"env.id=my_envs:Point-v0": "name the folder that holds it in PYTHONPATH"},
     "no trigger": {"sync.when.every=null": "give one of them, for example sync.when.every=1"},

@@ -5,7 +5,8 @@ after those of the one before::
 
     key                      shape              what
     observation              [B, T, *obs]       what the action was chosen by
-    action                   [B, T, *action]    one-hot int64 of a choice, or float32 numbers
+    action                   [B, T, *action]    one-hot int64 of a choice, int64 indices of several choices,
+                                                or float32 numbers
     is_init                  [B, T, 1] bool     the observation is the first of its episode
     policy_version           [B, T] int64       the version that acted
     next, observation        [B, T, *obs]       what the step led to

@@ -11,8 +11,10 @@ import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from rlsync.runs.actors.envs.actions import DiscreteActions
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.envs.specs import EnvSpec, GymnasiumEnvs, make_venv
 from rlsync.runs.actors.envs.vectors import Envs, EnvStep, ListedEnvs
 
@@ -22,19 +24,26 @@ AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 AnyArray: TypeAlias = NDArray[Any]
 
 
-def random_steps(envs: Envs, generator: torch.Generator, steps: int) -> Iterator[EnvStep]:
-    """Take random actions in environments that have been reset, and yield what they answer."""
+def random_steps(
+    envs: Envs, generator: torch.Generator, steps: int, observation: Tensor | None = None
+) -> Iterator[EnvStep]:
+    """Take random actions in environments that have been reset, and yield what they answer.
+
+    ``observation`` is what the reset gave; where it has a mask, actions are those that it allows.
+    """
     for _ in range(steps):
-        if isinstance(envs.actions, DiscreteActions):
-            action = torch.randint(
-                envs.actions.n, (envs.num_envs,), generator=generator, device="cpu"
-            )
+        actions = envs.actions
+        if isinstance(actions, BoxActions):
+            action = torch.randn(envs.num_envs, actions.size, generator=generator, device="cpu")
         else:
-            action = torch.randn(
-                envs.num_envs, envs.actions.size, generator=generator, device="cpu"
-            )
+            allowed = None
+            if observation is not None:
+                allowed = envs.observations.allowed(observation)
+            action = actions.drawn(envs.num_envs, generator, CPU, allowed)
         envs.send(action)
-        yield envs.recv()
+        answer = envs.recv()
+        observation = answer.observation
+        yield answer
 
 
 def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = _STEPS) -> None:
@@ -48,8 +57,8 @@ def try_out(spec: EnvSpec, num_envs: int = 1, seed: int = 0, steps: int = _STEPS
 
 
 def _take_steps(envs: Envs, seed: int, steps: int = _STEPS) -> None:
-    envs.reset(seed)
-    for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps):
+    first = envs.reset(seed)
+    for _ in random_steps(envs, torch.Generator().manual_seed(seed), steps, first):
         pass
 
 

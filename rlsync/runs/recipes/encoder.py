@@ -6,6 +6,7 @@ A torso is an MLP for numbers, and convolutions for a picture; features are join
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -240,9 +241,11 @@ class Encoder(nn.Module):
             parts = observations.split(rows)
         else:
             parts = dict(rows)
+        numbers = [parts[part.name] for part in observations.parts if part.kind == "numbers"]
+        if not self.torsos:
+            return torch.cat(numbers, -1)
         features = []
         dtype = self._dtype()
-        numbers = [parts[part.name] for part in observations.parts if part.kind == "numbers"]
         if numbers:
             features.append(self.numbers(torch.cat(numbers, -1).to(dtype)))
         eyes = zip(observations.pictures, self.pixels, self.torsos, strict=True)
@@ -251,7 +254,9 @@ class Encoder(nn.Module):
             lead = picture.shape[: picture.ndim - 3]
             pixels = as_numbers(picture.reshape(-1, *part.shape)).to(dtype)
             features.append(torso(pixels).reshape(*lead, -1))
-        return torch.cat(features, -1).float()
+        joined = torch.cat(features, -1)
+        # In bfloat16 only layers compute; a network in float64 stays so.
+        return joined.to(torch.promote_types(joined.dtype, torch.float32))
 
     def follow(self, rows: Tensor) -> None:
         """Take unrolls ``[S, B, *shape]`` into account, where pictures are normalised by what was seen."""
@@ -262,10 +267,11 @@ class Encoder(nn.Module):
                 pixels.follow(parts[part.name])
 
     def _dtype(self) -> torch.dtype:
-        """The dtype of its weights; float32 if it has none."""
-        for parameter in self.parameters():
-            return parameter.dtype
-        return torch.float32
+        """The dtype of its weights."""
+        # not of parameters(): functional calls put plain tensors in their place
+        first: Any = next(self.torsos[0].children())
+        dtype: torch.dtype = first.weight.dtype
+        return dtype
 
 
 class Encoded(nn.Module):

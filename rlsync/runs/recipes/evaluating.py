@@ -207,9 +207,11 @@ def _steps_of_workers(config: Config) -> Iterator[int]:
     """Yields how many episodes ended in each step."""
     env = config.env
     generator = torch.Generator().manual_seed(config.seed)
-    with closing(make_venv(env.spec(), env.num_envs, config.seed)) as envs:
-        for answer in random_steps(envs, generator, TRIAL_STEPS):
-            _require_finite(config, answer.reward, answer.observation)
+    with closing(make_venv(env.spec(), env.num_envs)) as envs:
+        first = envs.reset(config.seed)
+        for answer in random_steps(envs, generator, TRIAL_STEPS, first):
+            numbers = envs.observations.numbers(answer.observation)
+            _require_finite(config, answer.reward, numbers)
             yield int(answer.over.sum())
 
 

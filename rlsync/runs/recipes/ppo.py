@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -30,7 +31,14 @@ from torchrl.trainers.algorithms import PPOTrainer
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.compat.replay import RowBuffer
 from rlsync.runs.recipes import parts, pure
-from rlsync.runs.recipes.impala.heads import DiagonalGaussian, LocAndScale, head_for
+from rlsync.runs.recipes.impala.heads import (
+    Categorical,
+    DiagonalGaussian,
+    HeadDistribution,
+    LocAndScale,
+    PolicyHead,
+    head_for,
+)
 from rlsync.runs.recipes.networks import ACTIVATIONS, FreeScale
 from rlsync.runs.recipes.normalize import NormalizeOnPolicy
 from rlsync.runs.recipes.settings import PPOConfig
@@ -73,22 +81,13 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
     # One encoder for actor and critic: pictures are seen once.
     sight = parts.Sight.of(recipe, spaces)
     policy_net = _mlp(recipe, sight, spaces.actions, last_gain=0.01)
-    head = head_for(spaces.player_actions())
-    if isinstance(head, DiagonalGaussian):
-        scale = FreeScale(spaces.actions, recipe.initial_log_scale)
-        outputs = nn.Sequential(sight.behind(policy_net), scale)
-        network: nn.Module = nn.Sequential(outputs, LocAndScale(head))
-        parameters = ["loc", "scale"]
-        distribution: type[Distribution] = IndependentNormal
-    else:
-        network = sight.choosing(policy_net)
-        parameters = ["logits"]
-        distribution = OneHotCategorical
+    drawing = drawing_of(recipe, sight.choosing(policy_net), spaces)
     actor = ProbabilisticActor(
-        TensorDictModule(network, in_keys=["observation"], out_keys=parameters),
-        in_keys=parameters,
+        TensorDictModule(drawing.network, in_keys=["observation"], out_keys=drawing.parameters),
+        in_keys=drawing.parameters,
         spec=Composite(action=spaces.action_spec),
-        distribution_class=distribution,
+        distribution_class=drawing.distribution,
+        distribution_kwargs=drawing.settings,
         return_log_prob=True,
     )
     value_net = _mlp(recipe, sight, 1, last_gain=1.0)
@@ -115,6 +114,27 @@ def _mlp(recipe: PPOConfig, sight: parts.Sight, outputs: int, *, last_gain: floa
         activation=ACTIVATIONS[recipe.activation],
         initial_weights=recipe.initial_weights,
     )
+
+
+class Drawing(NamedTuple):
+    """How TorchRL draws an action of what a network computes."""
+
+    network: nn.Module
+    parameters: list[str]  #: what it computes, of the distribution
+    distribution: type[Distribution]
+    settings: dict[str, PolicyHead]  #: of the distribution, beside the parameters
+
+
+def drawing_of(recipe: PPOConfig, policy_net: nn.Module, spaces: parts.Spaces) -> Drawing:
+    """How actions of these spaces are drawn of the outputs ``[..., spaces.actions]`` of a network."""
+    head = head_for(spaces.player_actions())
+    if isinstance(head, DiagonalGaussian):
+        scale = FreeScale(spaces.actions, recipe.initial_log_scale)
+        network = nn.Sequential(nn.Sequential(policy_net, scale), LocAndScale(head))
+        return Drawing(network, ["loc", "scale"], IndependentNormal, {})
+    if isinstance(head, Categorical):
+        return Drawing(policy_net, ["logits"], OneHotCategorical, {})
+    return Drawing(policy_net, ["params"], HeadDistribution, {"head": head})
 
 
 def player_of(
@@ -231,6 +251,9 @@ def _score_of(actor: ProbabilisticActor) -> Callable[[Tensor, Tensor], Scores]:
     last = actor[0].module
     if isinstance(last, nn.Sequential) and isinstance(last[-1], LocAndScale):
         return partial(_scored, last[-1].head)
+    head = actor[-1].distribution_kwargs.get("head")
+    if head is not None:
+        return partial(_scored, head)
     return _scored_choices
 
 
@@ -239,7 +262,7 @@ def _scored_choices(logits: Tensor, action: Tensor) -> Scores:
     return (log_probs * action).sum(-1), lambda: -(log_probs.exp() * log_probs).sum(-1)
 
 
-def _scored(head: DiagonalGaussian, params: Tensor, action: Tensor) -> Scores:
+def _scored(head: PolicyHead, params: Tensor, action: Tensor) -> Scores:
     log_prob, entropy = head.score(params, action)
     return log_prob, lambda: entropy
 

@@ -87,9 +87,10 @@ class Network(NamedTuple):
         self, tensors: Sequence[Tensor], observation: Tensor, looked: Tensor, *others: Tensor
     ) -> Tensor:
         """Its outputs; ``looked`` is what :meth:`sees` has made of the observation."""
-        first = sum(count for _, count in self.eyes)
+        behind = tensors[sum(count for _, count in self.eyes) :]
         x = torch.cat([looked, *others], -1) if others else looked
-        x = _chained(self.layers, tensors[first:], x).to(looked.dtype)  # which autocast may change
+        x = _chained(self.layers, behind, x.to(behind[0].dtype))
+        x = x.to(looked.dtype)  # which autocast may have changed
         if self.masked is not None:
             x = only_allowed(x, self.masked, observation)
         return x
@@ -261,6 +262,16 @@ def gradients(
     return grads, norm, {name: value.detach() for name, value in values.items()}
 
 
+def _laid_out_as(parameter: Tensor, grad: Tensor) -> Tensor:
+    """A gradient in the strides of its parameter: torch's fused Adam takes both as they lie in memory.
+
+    That of a convolution comes channels-last where its pictures are.
+    """
+    if grad.stride() == parameter.stride():
+        return grad
+    return torch.empty_like(parameter).copy_(grad)
+
+
 class PureStepper(OptimizationStepper):
     """Takes the place of a trainer's own stepper, and computes losses and gradients as functions of tensors.
 
@@ -376,7 +387,7 @@ class PureStepper(OptimizationStepper):
         if (size := float(norm)) > clip_norm:
             torch._foreach_mul_(list(grads), clip_norm / (size + 1e-6))
         for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
+            parameter.grad = _laid_out_as(parameter, grad)
         for tell in self.told:
             tell(values | {"grad_norm": norm})
         phase.optimizer.step()

@@ -10,11 +10,16 @@ from typing import Literal
 import gymnasium
 import numpy as np
 import torch
-from torchrl.data import Bounded, OneHot, TensorSpec
+from torchrl.data import Bounded, MultiCategorical, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule
 
 from rlsync import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.runs.actors.envs.actions import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+)
 from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.worker import seed_all
@@ -28,7 +33,8 @@ class Spaces:
     """What networks must know of an environment."""
 
     observations: Observations
-    actions: int  # how many there are to choose from, or numbers in one of them
+    # how many there are to choose from, in all choices of an action together, or numbers in one of them
+    actions: int
     action_spec: TensorSpec  # TorchRL's, of one environment
 
     @property
@@ -53,11 +59,23 @@ class Spaces:
         return self.observations.dtype
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """How many there are to choose from, for each choice that an action makes; empty: it is numbers."""
+        if isinstance(self.action_spec, MultiCategorical):
+            return tuple(self.action_spec.nvec.tolist())
+        if isinstance(self.action_spec, OneHot):
+            return (self.actions,)
+        return ()
+
+    @property
     def discrete(self) -> bool:
-        return isinstance(self.action_spec, OneHot)
+        """Whether an action is one choice or several."""
+        return bool(self.choices)
 
     def player_actions(self) -> ActionSpec:
         """The actions as players see them."""
+        if isinstance(self.action_spec, MultiCategorical):
+            return MultiDiscreteActions(self.choices)
         if self.discrete:
             return DiscreteActions(self.actions)
         low, high = self.bounds()
@@ -86,7 +104,7 @@ class Spaces:
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The environments that a recipe can learn: flat observations or pictures, and one kind of actions.
+    """The environments that a recipe can learn: flat observations or pictures, and some kinds of actions.
 
     Example:
         >>> from rlsync.runs.recipes.env_settings import EnvConfig
@@ -100,7 +118,7 @@ class Takes:
           cure   give one with a flat observation and continuous actions, like Pendulum-v1
     """
 
-    # a choice of n; numbers with finite bounds; one of the two
+    # a choice of n; numbers with finite bounds; either of the two, or several choices at once
     actions: Literal["discrete", "box", "any"]
     examples: str  # ids of some of them, for the cure of an error
     # whether an observation may be a picture, or may have pictures among its parts, too
@@ -110,10 +128,10 @@ class Takes:
     masks: bool = False  # whether it can leave out the actions that a mask forbids
 
     def __str__(self) -> str:
-        kinds = {"discrete": "discrete actions", "box": "continuous actions"}
-        kinds["any"] = "discrete or bounded continuous actions"
+        kinds = {"discrete": "one discrete action", "box": "continuous actions"}
+        kinds["any"] = "discrete actions, one or several at once, or bounded continuous ones"
         if self.unbounded:
-            kinds["any"] = "discrete or continuous actions"
+            kinds["any"] = "discrete actions, one or several at once, or continuous ones"
         observations = {
             "no": "a flat observation",
             "alone": "a flat observation or a picture",
@@ -140,6 +158,9 @@ class Takes:
             raise ConfigError(problem, "env.action_mask", cure)
         if isinstance(actions, DiscreteActions):
             return Spaces(observations, actions.n, OneHot(actions.n, dtype=torch.int64))
+        if isinstance(actions, MultiDiscreteActions):
+            spec = MultiCategorical(actions.nvec)
+            return Spaces(observations, sum(actions.nvec), spec)
         low = torch.tensor(actions.low, device="cpu")
         high = torch.tensor(actions.high, device="cpu")
         return Spaces(observations, actions.size, Bounded(low, high))
@@ -160,6 +181,10 @@ class Takes:
         if isinstance(actions, DiscreteActions):
             if self.actions == "box":
                 return f"its action is one of {actions.n}"
+            return None
+        if isinstance(actions, MultiDiscreteActions):
+            if self.actions != "any":
+                return f"its action is {len(actions.nvec)} choices at once"
             return None
         if self.actions == "discrete":
             return f"its action is a vector, of size {actions.size}"
@@ -265,8 +290,9 @@ def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, 
     envs = make_venv(config.spec(), config.num_envs)
     generator = torch.Generator().manual_seed(seed)
     for each in range(seed, seed + _RESETS):
-        yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
-        for step, answer in enumerate(random_steps(envs, generator, _STEPS), 1):
+        first = envs.reset(each)
+        yield f"reset(seed={each})", {"observation": digest([first])}
+        for step, answer in enumerate(random_steps(envs, generator, _STEPS, first), 1):
             digests = {}
             for key, value in answer._asdict().items():
                 if torch.is_tensor(value):

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import POLICY
 from rlsync.runs.actors.devices import CPU
-from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions
+from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions, MultiDiscreteActions
 from rlsync.runs.actors.frames import RolloutShape, check_batch, concatenate
 from rlsync.runs.actors.player import (
     Acted,
@@ -451,6 +451,19 @@ def test_a_record_cannot_have_the_name_of_another_array() -> None:
 
     with pytest.raises(ConfigError, match="two arrays of a batch are called 'reward'"):
         RolloutShape(3, 2).layout(Taken())
+
+
+@pytest.mark.parametrize("actions", [DiscreteActions(5), MultiDiscreteActions((2, 3))])
+def test_all_choices_are_equally_likely_to_a_player_without_weights(actions: Any) -> None:
+    player, count = UniformPlayer(actions, (3,)), 60_000
+    first = torch.zeros(count, 3), torch.ones(count, dtype=torch.bool), torch.zeros(count)
+    acted, again = (player.act(*first, {}, torch.Generator().manual_seed(2)) for _ in range(2))
+    assert torch.equal(acted.action, again.action)
+    assert acted.action.dtype is torch.int64
+    assert acted.action.shape == (count, *actions.shape)
+    rows, counts = acted.action.unique(dim=0, return_counts=True)
+    share = acted.records["behaviour_log_prob"].exp().unique()
+    torch.testing.assert_close(counts / count, share.expand(len(rows)), rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize("bounds", [((), ()), ((-math.inf,), (math.inf,)), ((0.0,), (0.0,))])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, MultiDiscrete
 from tensordict import TensorDictBase
 from torch import Generator, Tensor, nn
 from torchrl.collectors import Collector
@@ -23,7 +23,7 @@ from rlsync.core.plan import POLICY
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.devices import CPU
-from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions
+from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions, MultiDiscreteActions
 from rlsync.runs.actors.envs.specs import EnvSpec, GymnasiumEnvs, make_venv
 from rlsync.runs.actors.frames import RolloutShape, batch_of
 from rlsync.runs.actors.player import Acted, Player, Record, Seat, State
@@ -69,6 +69,19 @@ class Leaning(Player):
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
         return Acted(observation[:, 2:3] / 2, {}, state)
+
+
+class Two(Leaning):
+    """Makes two choices: by the step in its episode, and the first of seven."""
+
+    def __init__(self) -> None:
+        Player.__init__(self, {}, MultiDiscreteActions((5, 7)), (4,))
+
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        step = observation[:, 2].long() % 5
+        return Acted(torch.stack([step, torch.zeros_like(step)], -1), {}, state)
 
 
 PUSHED = Box(-2.0, 2.0, (1,), np.float32)
@@ -144,6 +157,13 @@ def test_actions_that_are_numbers_stay_as_they_are() -> None:
     batch = transitions_of(Leaning(), ladder(space=PUSHED))
     assert forms(batch)["action"] == ((ENVS, STEPS, 1), torch.float32)
     assert torch.equal(batch["action"], batch["observation"][..., 2:3] / 2)
+
+
+def test_several_choices_stay_indices() -> None:
+    batch = transitions_of(Two(), ladder(space=MultiDiscrete([5, 7])), 2)
+    assert forms(batch)["action"] == ((2 * ENVS, STEPS, 2), torch.int64)
+    steps = batch["observation"][..., 2].long() % 5
+    assert torch.equal(batch["action"], torch.stack([steps, torch.zeros_like(steps)], -1))
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])

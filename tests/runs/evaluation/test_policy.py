@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from torch import Tensor, nn
 
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -29,11 +29,12 @@ from rlsync.runs.recipes.env_settings import EnvConfig
 from rlsync.runs.recipes.evaluating import acting_of
 from rlsync.runs.recipes.settings import Config
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.space_envs import SENT, hinted, spaced
+from tests.tools.parts.space_envs import SENT, TOLD, hinted, spaced
 
 _DREAMER = ("recipe.cells=8", "recipe.belief=8")
 CASES = {
     "ppo": ("recipe=ppo", "recipe.hidden=[8]"),
+    "ppo-several": ("recipe=ppo", f"env.id={TOLD}", "recipe.hidden=[8]"),
     # what normalises observations is a part of the policy
     "ppo-numbers": (
         "recipe=ppo",
@@ -67,6 +68,12 @@ CASES = {
         "recipe.model.last_action=true",
         "recipe.model.last_reward=true",
     ),
+    "impala-several": (
+        "recipe=impala",
+        f"env.id={TOLD}",
+        "recipe.model.lstm=8",
+        "recipe.model.last_action=true",
+    ),
     "impala-pixels": ("recipe=impala", "env=rendered_cartpole"),
     "impala-parts": (
         "recipe=impala",
@@ -77,8 +84,15 @@ CASES = {
     "laser": ("recipe=laser",),
     "dreamer_v1": ("recipe=dreamer_v1", "env=pendulum", *_DREAMER),
     "dreamer_v3": ("recipe=dreamer_v3", "recipe.categoricals=2", "recipe.classes=4", *_DREAMER),
+    "dreamer_v3-several": (
+        "recipe=dreamer_v3",
+        f"env.id={TOLD}",
+        "recipe.categoricals=2",
+        "recipe.classes=4",
+        *_DREAMER,
+    ),
 }
-DRAWS = ("dreamer_v1", "dreamer_v3")
+DRAWS = ("dreamer_v1", "dreamer_v3", "dreamer_v3-several")
 FORMATS = (".safetensors", ".pt2", ".onnx")
 
 
@@ -114,7 +128,7 @@ def one_call_is_enough_of_an_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---------------------------------------------------------------------------------- the module
 
 
-@pytest.mark.parametrize("case", ["ppo", "impala-lstm", "dreamer_v3"])
+@pytest.mark.parametrize("case", ["ppo", "ppo-several", "impala-several", "impala-lstm", "dreamer_v3"])
 @pytest.mark.one_case
 def test_a_policy_that_steps_an_environment_plays_the_episodes_that_eval_plays(case: str) -> None:
     policy, envs = policy_of(case)
@@ -126,7 +140,7 @@ def test_a_policy_that_steps_an_environment_plays_the_episodes_that_eval_plays(c
         while any(left):
             out = policy(observation, state)
             action, state = out if policy.memory else (out, {})
-            envs.send(action)
+            envs.send(policy.actions.chosen(action))
             answer = envs.recv()
             observation, ends = answer.observation, answer.over.clone()
             totals += answer.reward
@@ -334,6 +348,35 @@ def test_a_policy_and_its_file_choose_the_numbers_that_the_environment_calls_its
         "start": -7,
         "sent_as": "int8",
     }
+
+
+@pytest.mark.seconds
+@pytest.mark.each_value
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("case", ["ppo", "impala"])
+@pytest.mark.parametrize(
+    "space",
+    [MultiDiscrete([[3, 2], [2, 4]], start=[[-7, 0], [0, 5]], dtype=np.int8), MultiBinary(3)],
+)
+def test_a_policy_and_its_file_make_several_choices_in_the_form_of_the_environment(
+    space: Space[Any], case: str, suffix: str, tmp_path: Path
+) -> None:
+    policy, envs = policy_of(case, env=spaced(Box(-9, 9, (2,)), space))
+    file = tmp_path / f"policy{suffix}"
+    export(policy, envs, file)
+    observation = torch.cat([envs.reset(seed).clone() for seed in range(20)])
+    envs.close()
+    chosen = policy(observation)
+    assert len(chosen.flatten(1).unique(dim=0)) > 1
+    assert all(map(space.contains, chosen.numpy()))
+    assert {each.dtype for each in chosen.numpy()} == {space.dtype}
+    read = Read(file, policy)
+    assert torch.equal(read(observation), chosen)
+    actions = json.loads(read.metadata["actions"])
+    assert (actions["kind"], actions["sent_as"]) == ("MultiDiscreteActions", "int8")
+    if isinstance(space, MultiDiscrete):
+        assert (actions["nvec"], actions["start"]) == ([3, 2, 2, 4], [-7, 0, 0, 5])
+        assert actions["sent_shape"] == [2, 2]
 
 
 @pytest.mark.seconds

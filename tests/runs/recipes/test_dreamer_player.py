@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
-from torchrl.data import Bounded, OneHot
+from torchrl.data import Bounded, MultiCategorical, OneHot
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from rlsync import DreamerPlayer
@@ -32,6 +32,7 @@ V3 = DreamerV3Config(cells=16, belief=12, categoricals=3, classes=4, channels=2,
 SPACES = {
     "v1": Spaces(like((5,)), 2, Bounded(-2.0, 3.0, (2,))),
     "v3 choices": Spaces(like((5,)), 3, OneHot(3)),
+    "v3 several choices": Spaces(like((5,)), 5, MultiCategorical((2, 3))),
     "v3 numbers": Spaces(like((5,)), 2, Bounded(-2.0, 3.0, (2,))),
     "v3 pictures": Spaces(like((3, 16, 16)), 3, OneHot(3)),
 }
@@ -53,6 +54,15 @@ def _network_of(kind: str, seed: int) -> nn.Module:
         for parameter in network.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
     return network
+
+
+def indices_of(kind: str, numbers: Tensor) -> Tensor:
+    """What players choose, of actions as the model sees them."""
+    spaces = SPACES[kind]
+    if not spaces.discrete:
+        return numbers
+    chosen = [each.argmax(-1) for each in numbers.split(spaces.choices, -1)]
+    return torch.stack(chosen, -1) if isinstance(spaces.action_spec, MultiCategorical) else chosen[0]
 
 
 def player_of(
@@ -111,7 +121,7 @@ def test_it_does_what_torchrls_policy_does_with_the_same_random_numbers(
         explores = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
         with torch.no_grad(), set_exploration_type(explores):
             policy(seen)
-        action = seen["action"].argmax(-1) if SPACES[kind].discrete else seen["action"]
+        action = indices_of(kind, seen["action"])
         torch.testing.assert_close(acted.action, action, rtol=1e-5, atol=1e-5)
         for key, value in {
             "previous_action": seen["action"].float(),
@@ -138,7 +148,9 @@ def test_numbers_stay_within_their_bounds_and_choices_are_all_made(kind: str) ->
     first = observed(kind, 0, count), torch.ones(count, dtype=torch.bool), torch.zeros(count)
     action = player.act(*first, player.begin(count, generator), generator).action
     if SPACES[kind].discrete:
-        assert set(action.tolist()) == {0, 1, 2}
+        assert {*map(tuple, action.view(count, -1).tolist())} == {
+            *itertools.product(*map(range, SPACES[kind].choices))
+        }
     else:
         assert action.shape == (count, 2)
         assert action.min() >= -2
@@ -251,11 +263,15 @@ def test_an_action_in_place_of_its_own_is_what_the_model_learns_of(kind: str, on
     generator = Generator().manual_seed(1)
     first = observed(kind, 0), torch.ones(ENVS, dtype=torch.bool), torch.zeros(ENVS)
     acted = player.act(*first, player.adopted(player.begin(ENVS, generator), 1), generator)
-    given = (acted.action + 1) % 3 if SPACES[kind].discrete else torch.tensor([[-2.0, 3.0]] * ENVS)
+    given = torch.tensor([[-2.0, 3.0]] * ENVS)
+    if SPACES[kind].discrete:
+        given = (acted.action + 1) % torch.tensor(SPACES[kind].choices)
+        given = given if acted.action.ndim > 1 else given.view(ENVS)
     done = player.instead(acted, given)
-    numbers = nn.functional.one_hot(given, 3).float() if SPACES[kind].discrete else given
+    numbers = done.state["previous_action"]
+    assert torch.equal(indices_of(kind, numbers), given)
+    assert numbers.shape == (ENVS, SPACES[kind].actions)
     assert torch.equal(done.action, given)
-    assert torch.equal(done.state["previous_action"], numbers)
     assert torch.equal(done.records["state_version"], acted.records["state_version"])
     # The state that is made again, with other weights or the same, is of this action, too.
     again = other.adopted({key: value.clone() for key, value in done.state.items()}, 2)

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torch.testing import assert_close
-from torchrl.data import Bounded, OneHot
+from torchrl.data import Bounded, MultiCategorical, OneHot
 from torchrl.objectives import DreamerV3Loss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
@@ -37,6 +37,7 @@ RECIPE = DreamerV3Config(
 )
 SPACES = {
     "discrete": Spaces(like((5,)), 3, OneHot(3)),
+    "several": Spaces(like((5,)), 5, MultiCategorical((2, 3))),
     "continuous": Spaces(like((5,)), 2, Bounded(-2.0, 3.0, (2,))),
     "pictures": Spaces(like((3, 16, 16)), 3, OneHot(3)),
 }
@@ -54,6 +55,11 @@ def batch_of(spaces: Spaces, seed: int, dtype: torch.dtype) -> TensorDict:
     action = 3 * normal(spaces.actions).tanh()
     if isinstance(spaces.action_spec, OneHot):
         action = torch.eye(spaces.actions, dtype=dtype)[action.argmax(-1)]
+    if isinstance(spaces.action_spec, MultiCategorical):  # which a memory stores one-hot
+        parts = [
+            torch.eye(n)[each.argmax(-1)] for n, each in zip((2, 3), action.split((2, 3), -1), strict=True)
+        ]
+        action = torch.cat(parts, -1).to(dtype)
     begins, terminated = normal(1) > 1, normal(1) > 1
     begins[:, 0] = True
     return TensorDict(
@@ -103,7 +109,7 @@ def differentiated(loss: DreamerV3Loss, compute: Callable[[], Any]) -> list[dict
 
 @pytest.mark.seconds
 @pytest.mark.parametrize(
-    "kind", ["discrete", "continuous", pytest.param("pictures", marks=pytest.mark.thorough)]
+    "kind", ["discrete", "several", "continuous", pytest.param("pictures", marks=pytest.mark.thorough)]
 )
 def test_losses_gradients_and_draws_are_torchrls(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "float", Tensor.double)  # which TorchRL's layers and losses call

@@ -23,6 +23,7 @@ from rlsync.runs.recipes.impala import (
     DiagonalGaussian,
     ImpalaLoss,
     ImpalaNet,
+    MultiCategorical,
     PolicyHead,
     TrustRegion,
     check_batch,
@@ -34,7 +35,11 @@ from rlsync.runs.recipes.impala.settings import ImpalaConfig, LossSettings, Unro
 from tests.tools.parts import make_collector
 
 STEPS, ENVS, FEATURES = 6, 4, 5
-HEADS = {"categorical": Categorical(3), "gaussian": DiagonalGaussian(2)}
+HEADS = {
+    "categorical": Categorical(3),
+    "choices": MultiCategorical((3, 2)),
+    "gaussian": DiagonalGaussian(2),
+}
 LOSSES = ("loss_policy", "loss_baseline", "loss_entropy")
 
 

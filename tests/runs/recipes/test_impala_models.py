@@ -12,12 +12,25 @@ from torch import Tensor, nn
 from torch import distributions as dist
 
 from rlsync.core.errors import ConfigError
-from rlsync.runs.recipes.impala import Categorical, DiagonalGaussian, Finals, ImpalaNet, PolicyHead
+from rlsync.runs.recipes.impala import (
+    Categorical,
+    DiagonalGaussian,
+    Finals,
+    ImpalaNet,
+    MultiCategorical,
+    PolicyHead,
+)
+from rlsync.runs.recipes.impala.heads import HeadDistribution
 from rlsync.runs.recipes.impala.layers import EpisodicLSTM
 
 PIXELS = (4, 84, 84)
 STEPS, ENVS = 7, 3
-HEADS = {"categorical": Categorical(5), "gaussian": DiagonalGaussian(2)}
+HEADS = {
+    "categorical": Categorical(5),
+    "equal choices": MultiCategorical((3, 3)),
+    "unequal choices": MultiCategorical((4, 1, 2)),
+    "gaussian": DiagonalGaussian(2),
+}
 
 
 def observations(shape: tuple[int, ...], *lead: int) -> Tensor:
@@ -289,11 +302,16 @@ def convolutions(torso: nn.Module) -> list[nn.Conv2d]:
 # ---------------------------------------------------------------------------------- heads
 
 
-def theirs(head: PolicyHead, params: Tensor) -> dist.Distribution:
-    if isinstance(head, Categorical):
-        return dist.Categorical(logits=params)
+def theirs(head: PolicyHead, params: Tensor, action: Tensor) -> list[tuple[dist.Distribution, Tensor]]:
+    """The distributions of the parts of an action, with these."""
+    match head:
+        case Categorical():
+            return [(dist.Categorical(logits=params), action)]
+        case MultiCategorical(nvec=nvec):
+            logits = params.split(nvec, -1)
+            return [(dist.Categorical(logits=each), action[..., i]) for i, each in enumerate(logits)]
     loc, log_scale = params.chunk(2, -1)
-    return dist.Independent(dist.Normal(loc, log_scale.exp()), 1)
+    return [(dist.Independent(dist.Normal(loc, log_scale.exp()), 1), action)]
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
@@ -301,13 +319,62 @@ def test_a_head_agrees_with_torch_distributions(head: PolicyHead) -> None:
     params, other = 0.5 * torch.randn(2, 4, 3, head.width, dtype=torch.float64)
     action = head.act(other)[0]
     log_prob, entropy = head.score(params, action)
-    torch.testing.assert_close(log_prob, theirs(head, params).log_prob(action))
-    torch.testing.assert_close(entropy, theirs(head, params).entropy())
-    torch.testing.assert_close(head.kl(params, other), _their_kl(head, params, other))
+    parts, others = theirs(head, params, action), theirs(head, other, action)
+    log_probs = [part.log_prob(part_of_action) for part, part_of_action in parts]
+    torch.testing.assert_close(log_prob, torch.stack(log_probs).sum(0))
+    torch.testing.assert_close(entropy, torch.stack([part.entropy() for part, _ in parts]).sum(0))
+    kls = [dist.kl_divergence(ours, there) for (ours, _), (there, _) in zip(parts, others, strict=True)]
+    torch.testing.assert_close(head.kl(params, other), torch.stack(kls).sum(0))
 
 
-def _their_kl(head: PolicyHead, params: Tensor, other: Tensor) -> Tensor:
-    return dist.kl_divergence(theirs(head, params), theirs(head, other))
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_a_head_is_a_distribution_for_torchrls_losses(head: PolicyHead) -> None:
+    params = torch.randn(50, head.width)
+    distribution = HeadDistribution(params, head)
+    drawn = distribution.sample((7,))
+    assert drawn.shape == (7, 50, *head.action_shape)
+    log_prob, entropy = head.score(params.expand(7, -1, -1), drawn)
+    assert torch.equal(distribution.log_prob(drawn), log_prob)
+    assert torch.equal(distribution.entropy(), entropy[0])
+    assert torch.equal(distribution.deterministic_sample, head.mode(params))
+
+
+def masked(head: PolicyHead, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Logits of which the last two of each choice, as far as it has more than two, are of invalid actions."""
+    nvec = head.nvec if isinstance(head, MultiCategorical) else (head.width,)
+    valid = torch.cat([torch.arange(n) < max(1, n - 2) for n in nvec])
+    params = 20 * torch.randn(300, head.width, dtype=dtype)
+    return params.masked_fill(~valid, torch.finfo(dtype).min).requires_grad_(), valid
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["categorical", "equal choices", "unequal choices"])
+def test_what_is_invalid_is_never_chosen_and_no_number_of_the_loss_becomes_infinite(
+    name: str, dtype: torch.dtype
+) -> None:
+    head = HEADS[name]
+    (params, valid), (other, _) = masked(head, dtype), masked(head, dtype)
+    action, drawn_log_prob = head.act(params)
+    for chosen in (action, head.mode(params)):
+        assert not head.encode(chosen)[:, ~valid].any()
+    log_prob, entropy = head.score(params, action)
+    numbers = [drawn_log_prob, log_prob, entropy, head.kl(params, other)]
+    if name == "categorical":
+        numbers.append(head.kl_implied(params, other))
+    assert all(number.isfinite().all() for number in numbers)
+    assert (entropy >= 0).all()
+    sum(number.sum() for number in numbers).backward()
+    for gradient in (params.grad, other.grad):
+        assert gradient is not None
+        assert gradient.isfinite().all()
+        assert not gradient[:, ~valid].any()
+
+
+@pytest.mark.parametrize("head", [MultiCategorical((2, 3)), DiagonalGaussian(1)])
+def test_a_head_whose_implied_policy_has_no_closed_form_says_so(head: PolicyHead) -> None:
+    params = torch.zeros(1, head.width)
+    with pytest.raises(ConfigError, match="has no closed form"):
+        head.kl_implied(params, params)
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
@@ -340,6 +407,18 @@ def test_actions_are_drawn_with_their_probabilities() -> None:
     probabilities = torch.tensor([0.6, 0.25, 0.1, 0.05])
     drawn = Categorical(4).act(probabilities.log().expand(40_000, 4))[0]
     torch.testing.assert_close(drawn.bincount(minlength=4) / 40_000, probabilities, rtol=0, atol=0.01)
+    for others in ((2, 4), (4, 4)):
+        logits = torch.cat([torch.randn(others[0]), probabilities.log()])
+        drawn = MultiCategorical(others).act(logits.expand(40_000, -1))[0]
+        first = logits[: others[0]].softmax(-1)
+        torch.testing.assert_close(
+            drawn[:, 0].bincount(minlength=others[0]) / 40_000, first, rtol=0, atol=0.01
+        )
+        torch.testing.assert_close(
+            drawn[:, 1].bincount(minlength=4) / 40_000, probabilities, rtol=0, atol=0.01
+        )
+        together = (drawn == torch.tensor([1, 0])).all(-1).float().mean()
+        torch.testing.assert_close(together, first[1] * 0.6, rtol=0, atol=0.01)
     params = torch.tensor([1.0, -2.0, 0.5, -1.0])
     values = DiagonalGaussian(2).act(params.expand(40_000, 4))[0]
     torch.testing.assert_close(values.mean(0), params[:2], rtol=0, atol=0.03)

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor
 from torch.testing import assert_close
@@ -462,12 +462,6 @@ def test_networks_get_whole_numbers_as_they_do_others() -> None:
         assert observation.dtype is torch.float32
     finally:
         del gymnasium.registry["Counted-v0"]
-
-
-@pytest.mark.parametrize("choices", [[3, 2], [2, 2]])
-def test_several_choices_at_once_are_refused(choices: list[int]) -> None:
-    with pytest.raises(ConfigError, match="takes actions of MultiDiscrete"):
-        DISCRETE.probe(spaced(action=MultiDiscrete(choices)))
 
 
 class Counted(gymnasium.Env[Any, Any]):

@@ -1,13 +1,15 @@
-"""ppo chooses one of n, or draws numbers; what acts, what learns and what is recorded agree in both."""
+"""ppo makes one choice or several, or draws numbers; what acts, what learns and what is recorded agree in all."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, MultiDiscrete, Space
+from tensordict import TensorDict
 from torch import Tensor, distributions, nn
 
 from rlsync.core.errors import ConfigError
@@ -27,8 +29,8 @@ BOXES = {
 }
 
 
-def spaces_of(box: Box) -> Spaces:
-    spaces: Spaces = recipe_named("ppo").probe(spaced(action=box))
+def spaces_of(space: Space[Any]) -> Spaces:
+    spaces: Spaces = recipe_named("ppo").probe(spaced(action=space))
     return spaces
 
 
@@ -62,6 +64,21 @@ def test_the_recorded_log_probability_is_that_of_the_losses_distribution(box: st
     normal = distributions.Independent(distributions.Normal(loc, scale), 1)
     torch.testing.assert_close(records["action_log_prob"], normal.log_prob(action))
     assert scale.unique(dim=0).shape[0] == 1, "the scale does not depend on the observation"
+
+
+@pytest.mark.parametrize("nvec", [[3, 3], [2, 5, 3]])
+def test_of_several_choices_the_recorded_log_probability_is_that_of_the_losses_distribution(
+    nvec: list[int],
+) -> None:
+    loss, observation, action, records = drawn(spaces_of(MultiDiscrete(nvec, start=[7] * len(nvec))))
+    with loss.actor_network_params.to_module(loss.actor_network), torch.no_grad():
+        logits = loss.actor_network[0].module(observation).split(nvec, -1)
+        torchrls = loss.actor_network.get_dist(TensorDict({"observation": observation}, [64]))
+    of_each = [distributions.Categorical(logits=each).log_prob(action[:, i]) for i, each in enumerate(logits)]
+    torch.testing.assert_close(records["action_log_prob"], sum(of_each))
+    torch.testing.assert_close(records["action_log_prob"], torchrls.log_prob(action))
+    _, _, action, _ = drawn(spaces_of(MultiDiscrete(nvec)), deterministic=True)
+    assert torch.equal(action, torch.stack([each.argmax(-1) for each in logits], -1))
 
 
 def test_the_likeliest_action_is_the_location() -> None:

@@ -8,21 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, MultiBinary
+from gymnasium.spaces import Dict as DictSpace
 from tensordict import TensorDict
 from torch import Tensor, nn, optim
 from torch.testing import assert_close
-from torchrl.data import Bounded, OneHot
+from torchrl.data import Bounded, MultiCategorical, OneHot
 from torchrl.modules import MLP
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
 from rlsync.core.errors import RlsyncWarning
-from rlsync.runs.actors.envs.observations import like
+from rlsync.runs.actors.envs.observations import Observations, like, observations_of
 from rlsync.runs.recipes import checks, dqn, ppo, pure, sac, td3
 from rlsync.runs.recipes.checks import update_errors
 from rlsync.runs.recipes.dqn import DQNConfig
 from rlsync.runs.recipes.dreamer.config import DreamerV3Config
+from rlsync.runs.recipes.impala.heads import MultiCategorical as MultiCategoricalHead
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.networks import MixedMLP
 from rlsync.runs.recipes.normalize import write_statistics
@@ -32,6 +36,7 @@ from rlsync.runs.recipes.sac import CrossQConfig, SACConfig, SoftConfig
 from rlsync.runs.recipes.settings import (
     Config,
     DeviceConfig,
+    ModelConfig,
     NormalizeConfig,
     OnPolicyNormalizeConfig,
     PPOConfig,
@@ -48,6 +53,7 @@ UPDATES: dict[str, Callable[[Trainer], pure.Update]] = {
     "dqn": lambda t: dqn.pure_update(t.loss_module, t.optimizer),
     "ppo": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
     "ppo, numbers": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
+    "ppo, several choices": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
     "td3": lambda t: td3.pure_update(t.loss_module, t.optimization_stepper),
 }
 SETTINGS: dict[str, type[RecipeConfig]] = {
@@ -55,6 +61,7 @@ SETTINGS: dict[str, type[RecipeConfig]] = {
     "dqn": DQNConfig,
     "ppo": PPOConfig,
     "ppo, numbers": PPOConfig,
+    "ppo, several choices": PPOConfig,
     "sac": SACConfig,
     "td3": TD3Config,
 }
@@ -71,11 +78,13 @@ class Drawn:
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
     copies_every: int = 5  #: updates after which dqn copies its target
+    seen: str = ""  #: what is observed; by default it is drawn, too
 
     def __post_init__(self) -> None:
         draw = random.Random(self.seed)
         self.features, self.actions = draw.randint(1, 6), draw.randint(1, 4) + self.discrete
         self.rows = draw.choice([1, 7, 32])
+        self.nvec = [self.actions, *(draw.choice([2, 3, self.actions]) for _ in range(draw.randint(0, 2)))]
         self.low, self.high = draw.choice([(-1.0, 1.0), (-2.0, 2.0), (0.0, 3.0)])
         self.weighed, self.steps = draw.random() < 0.4 and self.name != "crossq", draw.random() < 0.4
         self.keys: dict[str, Any] = {
@@ -92,15 +101,59 @@ class Drawn:
             self.keys["normalize"] = NormalizeConfig(observations=draw.random() < 0.4, clip=1.5)
         if self.name in ("sac", "crossq", "td3"):
             self.keys["critic_lr"] = draw.choice([None, 3e-3])
+        kinds = ["numbers"] * 4 + ["picture", "parts"]
+        if self.chooses:
+            kinds += ["mask", "parts and mask"]
+        self.seen = self.seen or draw.choice(kinds)
+        self.keys["model"] = ModelConfig(hidden=[8], channels_last=draw.random() < 0.5)
+        if self.seen in ("picture", "parts", "parts and mask"):
+            self.keys["normalize"].observations = False
 
     @property
     def discrete(self) -> bool:
         return self.name in ("dqn", "ppo")
 
     @property
+    def chooses(self) -> bool:
+        return self.discrete or self.name == "ppo, several choices"
+
+    @property
+    def observations(self) -> Observations:
+        """What the recipe sees: a vector, or more."""
+        if self.seen == "numbers":
+            return like((self.features,))
+        camera = Box(0, 255, (8, 9, 3), np.uint8)
+        if self.seen == "picture":
+            return observations_of(camera, "drawn")
+        spaces = {"speed": Box(-np.inf, np.inf, (self.features,))}
+        if self.seen.startswith("parts"):
+            spaces["camera"] = camera
+        choices: tuple[int, ...] = ()
+        if self.seen.endswith("mask"):
+            choices = (self.actions,) if self.discrete else tuple(self.nvec)
+            spaces["action_mask"] = MultiBinary(sum(choices))
+        return observations_of(DictSpace(spaces), "drawn", choices=choices)
+
+    @property
     def spaces(self) -> Spaces:
+        if self.name == "ppo, several choices":
+            return Spaces(self.observations, sum(self.nvec), MultiCategorical(self.nvec))
         box = Bounded(self.low, self.high, (self.actions,))
-        return Spaces(like((self.features,)), self.actions, OneHot(self.actions) if self.discrete else box)
+        return Spaces(self.observations, self.actions, OneHot(self.actions) if self.discrete else box)
+
+    def rows_of(self, speed: Tensor, draw: torch.Generator, chosen: Tensor) -> Tensor:
+        """Rows with these numbers; a mask allows the action that was chosen, ``[rows, n]``, and others."""
+        observations = self.observations
+        parts: dict[str, Tensor] = {}
+        for part in observations.parts:
+            shape = (self.rows, *part.shape)
+            if part.kind == "numbers":
+                parts[part.name] = speed.float() if observations.pictures else speed
+            elif part.kind == "picture":
+                parts[part.name] = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
+            else:
+                parts[part.name] = torch.rand(shape, generator=draw).round().maximum(chosen.float())
+        return observations.join(parts)
 
     def trainer(self) -> Trainer:
         """The recipe's loss, optimizers and targets in a trainer without workers; the same each time."""
@@ -148,11 +201,15 @@ class Drawn:
         action = self.low + (self.high - self.low) / 2 * (1 + normal(self.actions).tanh())
         if self.discrete:
             action = torch.eye(self.actions, dtype=torch.int64)[action.argmax(-1)]
+        chosen = action
+        if self.name == "ppo, several choices":
+            action = (normal(len(self.nvec)).sigmoid() * torch.tensor(self.nvec)).long()
+            chosen = MultiCategoricalHead(tuple(self.nvec)).encode(action)
         rows: dict[str, Any] = {
-            "observation": normal(self.features),
+            "observation": self.rows_of(normal(self.features), draw, chosen),
             "action": action,
             "next": {
-                "observation": normal(self.features),
+                "observation": self.rows_of(normal(self.features), draw, chosen),
                 "reward": normal(1),
                 "terminated": terminated,
                 "done": terminated | truncated,
@@ -244,7 +301,7 @@ def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_losses_gradients_and_what_an_update_writes_are_torchrls(name: str, seed: int) -> None:
     """Adam's first moment after one update is the gradient, clipped, times a number."""
-    within = 1e-11 if name == "crossq" else 1e-12  # a division by the spread of a few rows
+    within = 1e-9 if name == "crossq" else 1e-12  # a division by the spread of a few rows
     for steps in (1, 2):
         drawn = Drawn(name, seed)
         stepped(drawn, steps, pure_way=True).assert_close(stepped(drawn, steps, pure_way=False), within)
@@ -286,7 +343,8 @@ def updated(trainer: Trainer, drawn: Drawn, numbers: range, smaller: int | None 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["td3", "crossq"])  # which has two phases; which writes statistics
 def test_a_compiled_update_is_the_same_and_is_compiled_once(name: str) -> None:
-    drawn, graphs = Drawn(name, 3), Graphs()
+    # convolutions take minutes to compile
+    drawn, graphs = Drawn(name, 3, seen="numbers"), Graphs()
     compiled = updated(with_graphs(drawn, graphs), drawn, range(6))
     assert graphs.why_not is None
     assert str(graphs).startswith("compiled in")
@@ -337,7 +395,7 @@ def test_a_hook_or_a_network_that_would_be_passed_by_sends_updates_torchrls_way_
     assert stepper.why_not is None
     network = trainer.loss_module.critic_network if "ppo" in name else stepper._update.networks[-1]
     layer = next(module for module in network.modules() if isinstance(module, MLP))
-    layer[1] = nn.SiLU()
+    layer.append(nn.SiLU())
     other = PureStepper(lambda: UPDATES[name](trainer))
     other.register(trainer)
     assert other.way() == "in TorchRL's way: SiLU is no layer that it knows"

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from rlsync.core.errors import ConfigError
 from rlsync.runs.actors.envs.specs import make_venv
@@ -57,6 +57,46 @@ def test_choices_are_numbers_of_the_environments_space(space: Discrete[Any]) -> 
     assert all(map(space.contains, actions))
 
 
+SEVERAL = [
+    MultiDiscrete([3, 2]),
+    MultiDiscrete([3, 2], start=[-1, 5], dtype=np.int16),
+    MultiDiscrete([[3, 2], [2, 4]]),
+    MultiDiscrete([4]),
+    MultiBinary(3),
+    MultiBinary((2, 3)),
+]
+
+
+@pytest.mark.parametrize("space", SEVERAL)
+def test_several_choices_are_members_of_the_environments_space(space: Space[Any]) -> None:
+    config = spaced(action=space)
+    spaces = ANY.probe(config)
+    nvec = np.broadcast_to(getattr(space, "nvec", 2), space.shape).ravel()
+    assert (spaces.choices, spaces.actions) == (tuple(nvec), nvec.sum())
+    indices = [[0] * len(nvec), [*map(int, nvec - 1)]]
+    first, last, *random = sent(config, indices)
+    start = np.broadcast_to(getattr(space, "start", 0), space.shape).ravel()
+    assert np.array_equal(first.ravel(), start)
+    assert np.array_equal(last.ravel(), start + nvec - 1)
+    assert all(map(space.contains, (first, last, *random)))
+    assert {(action.shape, action.dtype) for action in random} == {(space.shape, space.dtype)}
+    for number, count in enumerate(nvec):
+        assert len({int(action.flat[number]) for action in random}) == count
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("space", [MultiDiscrete([3, 2]), MultiBinary(2)])
+def test_recipes_that_make_one_choice_or_none_say_that_an_action_is_several(space: Space[Any]) -> None:
+    takers = {"ppo", "impala", "laser", "dreamer_v3"}
+    for name in SHIPPED:
+        if name in takers:
+            assert recipe_named(name).probe(spaced(action=space))
+            continue
+        with pytest.raises(ConfigError, match="its action is 2 choices at once") as refusal:
+            recipe_named(name).probe(spaced(action=space))
+        assert "at once" not in refusal.value.cure
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_of_an_action_have_the_environments_dtype_and_are_in_its_bounds(dtype: str) -> None:
     space = Box(-0.1, 0.1, (2,), np.dtype(dtype).type)
@@ -66,7 +106,7 @@ def test_numbers_of_an_action_have_the_environments_dtype_and_are_in_its_bounds(
     assert second == pytest.approx(np.array([0.0, 0.05]), rel=1e-3)
 
 
-@pytest.mark.parametrize("space", [Discrete(3, start=-1), Box(-0.1, 0.1, (2,), np.float64)])
+@pytest.mark.parametrize("space", [Discrete(3, start=-1), *SEVERAL, Box(-0.1, 0.1, (2,), np.float64)])
 def test_players_are_made_for_the_actions_of_the_environments_that_workers_make(space: Space[Any]) -> None:
     envs = make_venv(spaced(action=space).spec(), 1)
     assert ANY.probe(spaced(action=space)).player_actions() == envs.actions

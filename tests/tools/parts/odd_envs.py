@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
 ID = f"{__name__}:Odd-v0"
 LENGTH = 12
@@ -44,7 +44,7 @@ KINDS = {
 
 
 class Odd(gymnasium.Env[Any, Any]):
-    """``kind`` is one of KINDS; ``actions`` is "choice" or "numbers"."""
+    """``kind`` is one of KINDS; ``actions`` is "choice", "choices" or "numbers"."""
 
     def __init__(self, kind: str = "plain", actions: str = "choice") -> None:
         assert kind in KINDS, kind
@@ -70,6 +70,8 @@ class Odd(gymnasium.Env[Any, Any]):
             return Box(-3, 3, (2,), np.int64)
         if actions == "numbers":
             return Box(-1, 1, (2,), np.float32)
+        if actions == "choices":
+            return MultiDiscrete([2, 3], start=[5, 5] if self._kind == "start" else None)
         return Discrete(2, start=5 if self._kind == "start" else 0)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from rlsync.runs.recipes.env_settings import EnvConfig
 
@@ -132,3 +132,46 @@ def hinted(case: str) -> tuple[str, ...]:
     if case == "mask in info":
         return (*words, "env.action_mask=info")
     return words
+
+
+TOLD = f"{__name__}:Told-v0"
+
+
+class Told(gymnasium.Env[Any, Any]):
+    """Observes, one-hot, what each choice should be; a step earns the share of them that are right.
+
+    An episode has eight steps, so the return of one that does as it is told is 8.
+
+    Args:
+        actions: "discrete" for a MultiDiscrete space of two axes with a start, "binary" for MultiBinary.
+    """
+
+    def __init__(self, actions: str = "discrete") -> None:
+        self.action_space: Any = MultiBinary(4)
+        if actions == "discrete":
+            self.action_space = MultiDiscrete([[3], [2], [4]], start=[[0], [5], [-1]])
+        self._start = np.broadcast_to(getattr(self.action_space, "start", 0), self.action_space.shape)
+        self._nvec = np.broadcast_to(getattr(self.action_space, "nvec", 2), self.action_space.shape)
+        self.observation_space = Box(0, 1, (int(self._nvec.sum()),), np.float32)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        assert action.dtype == self.action_space.dtype
+        self._steps += 1
+        earned = float((action == self._right).mean())
+        return self._observe(), earned, self._steps == 8, False, {}
+
+    def _observe(self) -> np.ndarray[Any, Any]:
+        indices = self.np_random.integers(self._nvec)
+        self._right = self._start + indices
+        rows = [np.eye(n)[i] for n, i in zip(self._nvec.ravel(), indices.ravel(), strict=True)]
+        return np.concatenate(rows).astype(np.float32)
+
+
+gymnasium.register("Told-v0", Told)

@@ -23,7 +23,7 @@ from gymnasium.spaces import (
     Tuple,
 )
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rlsync import ConfigError
 
@@ -87,6 +87,134 @@ class DiscreteActions:
         """
         return sent.to(torch.int64) - self.start
 
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many there are to choose from, for each choice of an action."""
+        return (self.n,)
+
+    def drawn(
+        self,
+        count: int,
+        generator: Generator,
+        device: torch.device,
+        allowed: Tensor | None = None,
+    ) -> Tensor:
+        """Indices ``[count]``, all equally likely.
+
+        Args:
+            count: how many are drawn.
+            generator: of random numbers, on the device.
+            device: where the indices are.
+            allowed: ``[count, n]`` bool, which may be drawn; None: all.
+        """
+        if allowed is not None:
+            return _drawn_of(allowed, generator)
+        return torch.randint(self.n, (count,), generator=generator, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscreteActions:
+    """A player makes several choices at once: int64 indices ``[n]``, the i-th of them 0 to ``nvec[i] - 1``.
+
+    The environment gets numbers of its space, in the shape of its space.
+
+    Args:
+        nvec: how many there are to choose from, for each choice.
+        start: what the environment calls the first of them, for each choice; empty where it is 0 for all.
+        sent_as: the dtype in which the environment gets them.
+        sent_shape: the shape in which the environment gets them; None: one axis.
+
+    Example:
+        >>> MultiDiscreteActions((3, 2)).shape, MultiDiscreteActions((3, 2)).dtype
+        ((2,), torch.int64)
+        >>> MultiDiscreteActions((3, 2), start=(-1, 5)).sent(torch.tensor([[0, 0], [2, 1]]))
+        tensor([[-1,  5],
+                [ 1,  6]])
+        >>> MultiDiscreteActions((2,) * 4, sent_as="int8", sent_shape=(2, 2)).sent(torch.tensor([1, 0, 0, 1]))
+        tensor([[1, 0],
+                [0, 1]], dtype=torch.int8)
+    """
+
+    dtype: ClassVar[torch.dtype] = torch.int64
+    nvec: tuple[int, ...]
+    start: tuple[int, ...] = field(default=(), compare=False)
+    sent_as: str = field(default="int64", compare=False)
+    sent_shape: tuple[int, ...] | None = field(default=None, compare=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    def space(self) -> Space[Any]:
+        """The space of what players choose, as gymnasium has it."""
+        return MultiDiscrete([*self.nvec])
+
+    def sent(self, action: Tensor) -> Tensor:
+        """The members of the environment's space that a player's actions stand for.
+
+        Args:
+            action: indices, ``[..., n]``.
+        """
+        numbers = action
+        if any(self.start):
+            numbers = action + action.new_tensor(self.start)
+        numbers = numbers.to(getattr(torch, self.sent_as))
+        if self.sent_shape is None:
+            return numbers
+        return numbers.reshape(*action.shape[:-1], *self.sent_shape)
+
+    def translation(self) -> Translation:
+        """What does the same as :meth:`sent` to arrays, a hundred thousand times a second."""
+        dtype = np.dtype(self.sent_as)
+        start = np.array(self.start or (0,), np.int64)
+        shape = self.sent_shape or self.shape
+
+        def numbers(action: NDArray[Any]) -> NDArray[Any]:
+            return (action + start).astype(dtype, copy=False).reshape(*action.shape[:-1], *shape)
+
+        return numbers
+
+    def chosen(self, sent: Tensor) -> Tensor:
+        """The indices that :meth:`sent` makes these of.
+
+        Args:
+            sent: members of the environment's space, ``[..., *sent_shape]``.
+        """
+        indices = sent.to(torch.int64)
+        if self.sent_shape is not None:
+            rows = sent.shape[: sent.ndim - len(self.sent_shape)]
+            indices = indices.reshape(*rows, *self.shape)
+        if any(self.start):
+            indices = indices - indices.new_tensor(self.start)
+        return indices
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many there are to choose from, for each choice of an action."""
+        return self.nvec
+
+    def drawn(
+        self,
+        count: int,
+        generator: Generator,
+        device: torch.device,
+        allowed: Tensor | None = None,
+    ) -> Tensor:
+        """Indices ``[count, n]``, all equally likely.
+
+        Args:
+            count: how many actions are drawn.
+            generator: of random numbers, on the device.
+            device: where the indices are.
+            allowed: ``[count, sum(nvec)]`` bool, which may be drawn; None: all.
+        """
+        if allowed is not None:
+            each = allowed.split(list(self.nvec), -1)
+            return torch.stack([_drawn_of(of_one, generator) for of_one in each], -1)
+        # No number of choices comes near to 2^62, so what is left of the division has no bias to speak of.
+        numbers = torch.randint(1 << 62, (count, *self.shape), generator=generator, device=device)
+        return numbers % torch.tensor(self.nvec, device=device)
+
 
 @dataclass(frozen=True, slots=True)
 class BoxActions:
@@ -105,6 +233,7 @@ class BoxActions:
     """
 
     dtype: ClassVar[torch.dtype] = torch.float32
+    choices: ClassVar[tuple[int, ...]] = ()
     size: int
     low: tuple[float, ...] = field(default=(), compare=False)
     high: tuple[float, ...] = field(default=(), compare=False)
@@ -155,7 +284,7 @@ class BoxActions:
         return sent.to(torch.float32)
 
 
-ActionSpec = DiscreteActions | BoxActions
+ActionSpec = DiscreteActions | MultiDiscreteActions | BoxActions
 
 
 def actions_of(space: Space[Any], name: str) -> ActionSpec:
@@ -168,6 +297,13 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
     match space:
         case Discrete():
             return DiscreteActions(int(space.n), int(space.start), space.dtype.name)
+        case MultiDiscrete():
+            nvec = tuple(map(int, space.nvec.flat))
+            start = tuple(map(int, space.start.flat))
+            return MultiDiscreteActions(nvec, start, space.dtype.name, _several_axes(space))
+        case MultiBinary():
+            nvec = (2,) * math.prod(space.shape)
+            return MultiDiscreteActions(nvec, (), space.dtype.name, _several_axes(space))
         case Box(shape=(size,)) if space.dtype.name in _FLOATS:
             low = tuple(map(float, space.low))
             high = tuple(map(float, space.high))
@@ -179,24 +315,18 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
     raise unusable_actions(space, repr(name))
 
 
-def choices_of(space: Space[Any]) -> tuple[int, ...]:
-    """How many choices there are for each number of an action; empty if actions are no choices.
+def _drawn_of(allowed: Tensor, generator: Generator) -> Tensor:
+    """An index ``[N]`` of each row ``[N, n]`` of what is allowed, all equally likely."""
+    ranks = torch.rand(allowed.shape, generator=generator, device=allowed.device)
+    return (ranks + 1).mul(allowed).argmax(-1)
 
-    Args:
-        space: of the actions of one environment.
 
-    Example:
-        >>> choices_of(Discrete(4)), choices_of(MultiBinary(2)), choices_of(Box(-1, 1, (3,)))
-        ((4,), (2, 2), ())
-    """
-    match space:
-        case Discrete():
-            return (int(space.n),)
-        case MultiDiscrete():
-            return tuple(space.nvec.reshape(-1).tolist())
-        case MultiBinary():
-            return (2,) * math.prod(space.shape)
-    return ()
+def _several_axes(space: MultiDiscrete[Any] | MultiBinary) -> tuple[int, ...] | None:
+    """The shape of a space, or None if it has one axis."""
+    shape = tuple(map(int, space.shape))
+    if len(shape) == 1:
+        return None
+    return shape
 
 
 def unusable_actions(space: object, name: str) -> ConfigError:
@@ -211,5 +341,5 @@ def unusable_actions(space: object, name: str) -> ConfigError:
                 "gymnasium.wrappers.TransformAction in a wrapper of yours; env.wrappers names it"
             )
         case _:
-            cure = "wrap it so that an action is one of n, or a vector of numbers"
+            cure = "wrap it so that an action is one of n, several choices, or a vector of numbers"
     return ConfigError(f"{name} takes actions of {space}", "environment", cure)

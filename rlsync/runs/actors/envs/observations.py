@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -172,40 +171,36 @@ class Observations:
 
     parts: tuple[Part, ...]
     nested: bool = False
+    # What follows from the parts, once: networks that are compiled read it at every call.
+    shape: tuple[int, ...] = field(init=False, compare=False)  #: of a row
+    dtype: torch.dtype = field(init=False, compare=False)  #: of a row
+    pictures: tuple[Part, ...] = field(init=False, compare=False)
+    #: whether a row is a picture, ``[channels, height, width]``, and nothing else
+    are_pictures: bool = field(init=False, compare=False)
+    features: int = field(init=False, compare=False)  #: the numbers in a row, but for a mask
+    mask: Part | None = field(
+        init=False, compare=False
+    )  #: the part that says which actions there are
 
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a row."""
-        if self.are_pictures:
-            return self.parts[0].shape
-        if self.dtype is torch.float32:
-            return (sum(part.size for part in self.parts),)
-        used = sum(part.nbytes for part in self.parts)
-        return (-(-used // _BYTES) * _BYTES,)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """The dtype of a row."""
-        return torch.uint8 if self.pictures else torch.float32
-
-    @cached_property
-    def pictures(self) -> tuple[Part, ...]:
-        return tuple(part for part in self.parts if part.kind == "picture")
-
-    @cached_property
-    def are_pictures(self) -> bool:
-        """Whether a row is a picture, ``[channels, height, width]``, and nothing else."""
-        return len(self.parts) == len(self.pictures) == 1
-
-    @cached_property
-    def features(self) -> int:
-        """The numbers in a row, without its mask and its pictures."""
-        return sum(part.size for part in self.parts if part.kind == "numbers")
-
-    @cached_property
-    def mask(self) -> Part | None:
-        """The part that says which actions there are."""
-        return next((part for part in self.parts if part.kind == "mask"), None)
+    def __post_init__(self) -> None:
+        pictures = tuple(part for part in self.parts if part.kind == "picture")
+        alone = len(self.parts) == len(pictures) == 1
+        shape: tuple[int, ...] = (sum(part.size for part in self.parts),)
+        if alone:
+            shape = pictures[0].shape
+        elif pictures:
+            used = sum(part.nbytes for part in self.parts)
+            shape = (-(-used // _BYTES) * _BYTES,)
+        derived = {
+            "shape": shape,
+            "dtype": torch.uint8 if pictures else torch.float32,
+            "pictures": pictures,
+            "are_pictures": alone,
+            "features": sum(part.size for part in self.parts if part.kind == "numbers"),
+            "mask": next((part for part in self.parts if part.kind == "mask"), None),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
         """The parts of rows by name, ``[..., *part]``: views where memory allows it.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Bounded, Categorical, OneHot
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
 from torchrl.envs import EnvBase, SerialEnv
 
 from rlsync import ConfigError
@@ -19,6 +27,7 @@ from rlsync.runs.actors.envs.actions import (
     ActionSpec,
     BoxActions,
     DiscreteActions,
+    MultiDiscreteActions,
     unusable_actions,
 )
 from rlsync.runs.actors.envs.observations import Observations, observations_of
@@ -75,7 +84,10 @@ class SerialEnvs(Envs):
 
     def send(self, action: Tensor) -> None:
         sent = self.actions.sent(action)
-        if isinstance(self._actions, OneHot):
+        if isinstance(self._actions, MultiOneHot):
+            choices = zip(sent.unbind(-1), self._actions.nvec, strict=True)
+            sent = torch.cat([F.one_hot(*choice) for choice in choices], -1)
+        elif isinstance(self._actions, OneHot):
             sent = F.one_hot(sent, self._actions.shape[-1])
         self._now.set("action", sent.to(self._actions.dtype))
 
@@ -101,17 +113,37 @@ class SerialEnvs(Envs):
         self.envs.close(raise_if_closed=False)  # TorchRL opens them at the first reset
 
 
-def _actions_of(spec: Any, name: str) -> ActionSpec:
-    # Not of several choices at once, whose spec is a class below OneHot, or a stack of these.
-    if (type(spec) is OneHot and len(spec.shape) == 1) or (
-        type(spec) is Categorical and not spec.shape
-    ):
-        return DiscreteActions(int(spec.space.n))
-    if spec.dtype.is_floating_point and len(spec.shape) == 1:
+def _actions_of(spec: TensorSpec, name: str) -> ActionSpec:
+    """What one environment with this spec takes; a ConfigError if players choose nothing like it."""
+    shape = tuple(spec.shape)
+    # The first match counts: MultiOneHot is a OneHot, Binary and MultiCategorical are Categoricals.
+    match spec:
+        case MultiOneHot() if len(shape) == 1:
+            return MultiDiscreteActions(tuple(spec.nvec))
+        case Binary() if shape:
+            return _several((2,) * math.prod(shape), shape)
+        case MultiCategorical() if shape:
+            return _several(tuple(spec.nvec.flatten().tolist()), shape)
+        case OneHot() if not isinstance(spec, MultiOneHot):
+            if len(shape) == 1:
+                return DiscreteActions(int(spec.space.n))
+            return _several((int(spec.space.n),) * math.prod(shape[:-1]), shape[:-1])
+        case Categorical():
+            if not shape:
+                return DiscreteActions(int(spec.space.n))
+            return _several((int(spec.space.n),) * math.prod(shape), shape)
+    if spec.dtype.is_floating_point and len(shape) == 1:
         low = ()
         high = ()
         if isinstance(spec, Bounded):
             low = tuple(spec.space.low.tolist())
             high = tuple(spec.space.high.tolist())
-        return BoxActions(spec.shape[0], low, high, str(spec.dtype).removeprefix("torch."))
+        return BoxActions(shape[0], low, high, str(spec.dtype).removeprefix("torch."))
     raise unusable_actions(spec, name)
+
+
+def _several(nvec: tuple[int, ...], shape: tuple[int, ...]) -> MultiDiscreteActions:
+    sent_shape = None
+    if len(shape) > 1:
+        sent_shape = shape
+    return MultiDiscreteActions(nvec, sent_shape=sent_shape)

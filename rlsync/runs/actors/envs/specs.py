@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from rlsync import ConfigError
-from rlsync.runs.actors.envs.actions import choices_of
+from rlsync.runs.actors.envs.actions import actions_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv, InRows, VectorInRows
 from rlsync.runs.actors.envs.observations import Observations, observations_of
 from rlsync.runs.actors.envs.vectors import AleEnvs, Envs, ListedEnvs, VectorEnvs
@@ -114,7 +114,7 @@ class GymnasiumEnvs:
         require_numbers(observed, self.id)
         choices: tuple[int, ...] = ()
         if self.action_mask != "none":
-            choices = choices_of(acted)
+            choices = actions_of(acted, self.id).choices
         mask_in_info = self.action_mask == "info"
         if mask_in_info and not choices:
             problem = f"{self.id!r} takes actions of {acted}, which no mask can forbid"

@@ -12,7 +12,6 @@ from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import Acted, Player, Record, State
-from rlsync.runs.actors.players.uniform import random_choices
 from rlsync.seams import POLICY
 
 #: Records of each step: the Q-value of the action taken, and the largest one. An initial priority needs both.
@@ -116,7 +115,7 @@ class EpsilonGreedyPlayer(Player):
         self.ladder = ladder or EpsilonLadder()
         self._rate = rate
         self._greedy = rate is None and not self.ladder.epsilon
-        self._choices = actions.n
+        self._actions = actions
         if policy is None:
             policy = network
         records: list[Record] = []
@@ -161,7 +160,7 @@ class EpsilonGreedyPlayer(Player):
             return self
         return EpsilonGreedyPlayer(
             self.network,
-            DiscreteActions(self._choices),
+            self._actions,
             self._observations or self.observation_shape,
             self.observation_dtype,
             ladder=EpsilonLadder(0.0),
@@ -178,5 +177,6 @@ class EpsilonGreedyPlayer(Player):
             epsilon = self._rate.eps
         draws = torch.rand(len(greedy), generator=generator, device=greedy.device)
         explores = draws < epsilon ** state[_EXPONENT]
-        random = random_choices(observation, self.observations, self._choices, generator)
+        allowed = self.observations.allowed(observation)
+        random = self._actions.drawn(len(greedy), generator, greedy.device, allowed)
         return torch.where(explores, random, greedy)

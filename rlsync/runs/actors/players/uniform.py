@@ -9,13 +9,20 @@ from torch import Generator, Tensor
 
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
-from rlsync.runs.actors.envs.actions import ActionSpec, BoxActions
+from rlsync.runs.actors.envs.actions import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+)
 from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import Acted, Player, Record, State
 
 
 class UniformPlayer(Player):
-    """Draws each action uniformly: from n, or from a bounded box. It records ``behaviour_log_prob``.
+    """Draws each action uniformly: one choice, several, or numbers of a bounded box.
+
+    It records ``behaviour_log_prob``.
 
     Use it as a baseline, and to fill a replay before training begins. It has no weights, so its frames carry
     version 0.
@@ -65,43 +72,26 @@ class UniformPlayer(Player):
         count = len(observation)
         actions = self.actions
         device = observation.device
+        allowed = self.observations.allowed(observation)
         if isinstance(actions, BoxActions):
             low = torch.tensor(actions.low, device=device)
             high = torch.tensor(actions.high, device=device)
             drawn = torch.rand(count, actions.size, generator=generator, device=device)
             action = low + (high - low) * drawn
         else:
-            action = random_choices(observation, self.observations, actions.n, generator)
+            action = actions.drawn(count, generator, device, allowed)
         log_prob = torch.full((count,), self._log_prob, device=device)
-        allowed = self.observations.allowed(observation)
         if allowed is not None:
-            log_prob = -allowed.sum(-1).float().log()
+            each = allowed.split(list(actions.choices), -1)
+            log_prob = -sum(of_one.sum(-1).float().log() for of_one in each)
         return Acted(action, {keys.BEHAVIOUR_LOG_PROB: log_prob}, state)
 
 
-def random_choices(
-    observation: Tensor, observations: Observations, choices: int, generator: Generator
-) -> Tensor:
-    """Choices ``[N]``, each as likely as any other that the observation's mask allows.
-
-    Args:
-        observation: ``[N, *obs]``.
-        observations: what it is made of.
-        choices: how many there are.
-        generator: of random numbers.
-    """
-    count = len(observation)
-    device = observation.device
-    allowed = observations.allowed(observation)
-    if allowed is None:
-        return torch.randint(choices, (count,), generator=generator, device=device)
-    ranks = torch.rand((count, choices), generator=generator, device=device)
-    return (ranks + 1).mul(allowed).argmax(-1)
-
-
 def _log_density(actions: ActionSpec) -> float:
-    if not isinstance(actions, BoxActions):
+    if isinstance(actions, DiscreteActions):
         return -math.log(actions.n)
+    if isinstance(actions, MultiDiscreteActions):
+        return -math.log(math.prod(actions.nvec))
     widths = [high - low for low, high in zip(actions.low, actions.high, strict=True)]
     if not widths or not all(0 < width < math.inf for width in widths):
         problem = f"nothing can be drawn uniformly from {actions}"

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import optim
-from torchrl.data import Composite, Unbounded
+from torchrl.data import Composite, MultiOneHot, Unbounded
 from torchrl.envs.model_based import DreamerEnv
 from torchrl.modules import WorldModelWrapper
 from torchrl.objectives import LossModule
 from torchrl.trainers import OptimizationStepper, Trainer
 
+from rlsync.runs.actors.envs.actions import MultiDiscreteActions
 from rlsync.runs.actors.rollout_collector import RolloutCollector
 from rlsync.runs.recipes import parts
 from rlsync.runs.recipes.dreamer.config import DreamerConfig
 from rlsync.runs.recipes.dreamer.player import ActingNetwork
 from rlsync.runs.recipes.dreamer.sequences import SequenceMemory, Sequences
+from rlsync.runs.recipes.impala.heads import MultiCategorical, head_for
 from rlsync.runs.recipes.replay.building import paced_trainer, replay_buffer
 
 
@@ -37,7 +39,9 @@ def make_trainer(
     recipe = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
     buffer = replay_buffer(run, sequences)
-    memory = SequenceMemory(buffer, sequences, widths, lambda: collector.last_rollouts)
+    head = head_for(run.spaces.player_actions())
+    choices = head if isinstance(head, MultiCategorical) else None
+    memory = SequenceMemory(buffer, sequences, widths, lambda: collector.last_rollouts, choices)
     return paced_trainer(run, collector, loss, memory, optimizer=optimizer, stepper=stepper)
 
 
@@ -54,6 +58,9 @@ def imagined_env(
     env.observation_spec = Composite(state=Unbounded(state), belief=Unbounded(recipe.belief))
     env.state_spec = env.observation_spec.clone()
     env.action_spec = spaces.action_spec
+    # Several choices are one-hot in the model, one behind the other.
+    if isinstance(spaces.player_actions(), MultiDiscreteActions):
+        env.action_spec = MultiOneHot(spaces.choices)
     env.reward_spec = Unbounded((1,))
     return env
 

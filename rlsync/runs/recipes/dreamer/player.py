@@ -14,12 +14,13 @@ from torchrl.modules.distributions.utils import safetanh_noeps
 
 from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.player import Acted, Player, Record, State
+from rlsync.runs.recipes.impala.heads import head_for
 from rlsync.runs.recipes.spaces import Spaces
 from rlsync.seams import POLICY, ledger
 
 STATE = "state"  #: what is drawn, given the belief and an observation
 BELIEF = "belief"  #: what is computed of all steps before
-PREVIOUS_ACTION = "previous_action"  #: one-hot, or numbers
+PREVIOUS_ACTION = "previous_action"  #: one-hot, each choice behind the other, or numbers
 
 #: In the state of a player that adopts: the version that acts now.
 _VERSION = "acting_version"
@@ -92,6 +93,7 @@ class WorldModelPlayer(Player):
             spaces.observation_dtype,
             records,
         )
+        self.head = head_for(self.actions)
         acting: Any = network.player.module
         self.parts: list[Any] = list(acting)  #: TorchRL's, in order
         #: of what the model makes in each step
@@ -181,7 +183,7 @@ class WorldModelPlayer(Player):
         if isinstance(self.actions, BoxActions):
             choice = action
         else:
-            choice = action.argmax(-1)
+            choice = self.head.mode(action)
         if self._on_adoption is None:
             return Acted(choice, {}, after)
         after |= {ledger.STATE_VERSION: state[_VERSION], _VERSION: state[_VERSION]}
@@ -191,9 +193,7 @@ class WorldModelPlayer(Player):
 
     def instead(self, acted: Acted, action: Tensor) -> Acted:
         """The model learns of the action that is done: it is the one that the next step begins with."""
-        numbers = action
-        if not isinstance(self.actions, BoxActions):
-            numbers = nn.functional.one_hot(action, self.actions.n).to(torch.float32)
+        numbers = self.head.encode(action)
         state = acted.state | {PREVIOUS_ACTION: numbers}
         if self._on_adoption == "recompute":
             state[_ACTED][:, int(state[_PLACE][0]) - 1] = numbers

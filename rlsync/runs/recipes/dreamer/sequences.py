@@ -20,6 +20,7 @@ from torchrl.data.replay_buffers import Storage
 from rlsync import ConfigError
 from rlsync.runs.actors.intake import RolloutId
 from rlsync.runs.compat.replay import OwnSampler, RowBuffer
+from rlsync.runs.recipes.impala.heads import MultiCategorical
 from rlsync.runs.recipes.replay.memory import Memory
 from rlsync.seams import STAMP
 
@@ -163,7 +164,10 @@ class Sequences(OwnSampler):
 
 
 class SequenceMemory(Memory):
-    """A memory of rows, from which sequences are drawn. They begin without a state, as episodes do."""
+    """A memory of rows, from which sequences are drawn. They begin without a state, as episodes do.
+
+    ``choices`` is the head of actions that are several choices: rows have them one-hot, as the model sees them.
+    """
 
     def __init__(
         self,
@@ -171,14 +175,18 @@ class SequenceMemory(Memory):
         sequences: Sequences,
         state: Mapping[str, int],
         rollouts: Callable[[], Sequence[RolloutId]],
+        choices: MultiCategorical | None = None,
     ) -> None:
         super().__init__(buffer)
         self._sequences = sequences
         self._state = state
         self._rollouts = rollouts  # of the batch that is stored
+        self._choices = choices
         self._streams = Streams()
 
     def rows(self, batch: TensorDictBase) -> TensorDictBase:
+        if self._choices is not None:
+            batch = batch.copy().set("action", self._choices.encode(batch.get("action")))
         return as_rows(self._streams.numbered(batch, self._rollouts()))
 
     def draw(self, batch: Any) -> TensorDictBase:

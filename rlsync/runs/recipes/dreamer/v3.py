@@ -6,6 +6,7 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,7 @@ from rlsync.runs.recipes.dreamer.v3_update import (
     next_belief,
     pure_update,
 )
+from rlsync.runs.recipes.impala.heads import HeadDistribution, MultiCategorical, head_for
 from rlsync.runs.recipes.spaces import Spaces
 
 
@@ -90,6 +92,46 @@ class SymexpMLP(modules.DreamerV3MLP):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return modules.symexp(super().forward(*inputs))
+
+
+class ChoosingMLP(modules.DreamerV3MLP):
+    """An MLP that says the logits of several choices; each is uniform with probability ``unimix``."""
+
+    def __init__(self, features: int, recipe: DreamerV3Config, head: MultiCategorical) -> None:
+        super().__init__(features, head.width, recipe.depth, recipe.cells, 0.01)
+        self._nvec = head.nvec
+        self._unimix = recipe.unimix
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        mixed = []
+        for logits in super().forward(*inputs).split(self._nvec, -1):
+            uniform = self._unimix / logits.shape[-1]
+            mixed.append(((1 - self._unimix) * logits.softmax(-1) + uniform).log())
+        return torch.cat(mixed, -1)
+
+
+class OneHotChoices(HeadDistribution):
+    """Several choices, each of them one-hot, one behind the other: actions as the model sees them."""
+
+    def __init__(self, params: Tensor, head: MultiCategorical) -> None:
+        super().__init__(params, head)
+        self._event_shape = torch.Size([head.width])
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self._encoded(super().sample(sample_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        # The likeliest choices of one-hot vectors are those that they stand for.
+        return super().log_prob(self._head.mode(value))
+
+    @property
+    def mode(self) -> Tensor:
+        return self._encoded(super().mode)
+
+    deterministic_sample = mode
+
+    def _encoded(self, indices: Tensor) -> Tensor:
+        return self._head.encode(indices).to(self._params.dtype)
 
 
 class Networks(NamedTuple):
@@ -280,13 +322,23 @@ class DreamerV3Player(WorldModelPlayer):
             if self.deterministic:
                 scale = None
             return squashed(loc, scale, self.actions, generator)
+        if isinstance(self.head, MultiCategorical):
+            if self.soft:
+                return torch.cat(
+                    [each.softmax(-1) for each in outputs.split(self.head.nvec, -1)], -1
+                )
+            if self.deterministic:
+                indices = self.head.mode(outputs)
+            else:
+                indices, _ = self.head.act(outputs, generator)
+            return self.head.encode(indices).to(state.dtype)
         if self.soft:
             return outputs.softmax(-1)
         if self.deterministic:
             choice = outputs.argmax(-1)
         else:
             choice = torch.multinomial(outputs.softmax(-1), 1, generator=generator).squeeze(-1)
-        return nn.functional.one_hot(choice, self.actions.n).to(state.dtype)
+        return self.head.encode(choice).to(state.dtype)
 
 
 def make_eyes(
@@ -305,7 +357,20 @@ def make_eyes(
 def make_actor(
     recipe: DreamerV3Config, spaces: Spaces, features: int
 ) -> ProbabilisticTensorDictSequential:
-    """What chooses an action from a state: one of n, or numbers within their bounds."""
+    """What chooses an action from a state: one of n, several choices, or numbers within their bounds."""
+    head = head_for(spaces.player_actions())
+    if isinstance(head, MultiCategorical):
+        chooses = ChoosingMLP(features, recipe, head)
+        return ProbabilisticTensorDictSequential(
+            TensorDictModule(chooses, IMAGINED, ["logits"]),
+            ProbabilisticTensorDictModule(
+                {"params": "logits"},
+                ["action"],
+                distribution_class=OneHotChoices,
+                distribution_kwargs={"head": head},
+                return_log_prob=True,
+            ),
+        )
     if spaces.discrete:
         return modules.DreamerV3DiscreteActor(
             features,

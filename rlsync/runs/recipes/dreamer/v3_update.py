@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictSequential
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import linear, one_hot
-from torchrl.modules import RSSMPosteriorV3, RSSMPriorV3, RSSMRolloutV3
+from torchrl.modules import OneHotCategorical, RSSMPosteriorV3, RSSMPriorV3, RSSMRolloutV3
 from torchrl.modules.distributions.utils import rsample_and_log_prob
 from torchrl.objectives import DreamerV3Loss, SoftUpdate
 from torchrl.objectives.utils import hold_out_net
@@ -168,10 +168,12 @@ class _Losses:
         beliefs = [belief]
         actions = []
         for _ in range(self.actor.imagination_horizon):
-            if self.actor.use_reinforce:  # as the distribution draws, which is slow to make
+            if self.draw.distribution_class is OneHotCategorical:  # as it draws; it is slow to make
                 probs = self.policy.module(state, belief).softmax(-1)
                 choice = torch.multinomial(probs, 1, True).squeeze(-1)
                 actions.append(one_hot(choice, probs.shape[-1]).to(state.dtype))
+            elif self.actor.use_reinforce:
+                actions.append(self.acting(state, belief).sample())
             else:
                 actions.append(self.acting(state, belief).rsample())
             belief = next_belief(prior.rnn, state, belief, action_features(prior, actions[-1]))

@@ -10,7 +10,13 @@ from rlsync.runs.actors.replay.mixing import MixCounts, ReplayMix
 from rlsync.runs.actors.replay.unrolls import Drawn, UnrollReplay
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts
-from rlsync.runs.recipes.impala.heads import Categorical, DiagonalGaussian, PolicyHead, head_for
+from rlsync.runs.recipes.impala.heads import (
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    PolicyHead,
+    head_for,
+)
 from rlsync.runs.recipes.impala.loss import ImpalaLoss
 from rlsync.runs.recipes.impala.network import Finals, ImpalaNet, ImpalaPlayer
 from rlsync.runs.recipes.impala.settings import LossSettings, Trust, TrustRegion, VTraceSettings
@@ -24,6 +30,7 @@ __all__ = [
     "PolicyHead",
     "Categorical",
     "DiagonalGaussian",
+    "MultiCategorical",
     "head_for",
     "TrustRegion",
     "Trust",

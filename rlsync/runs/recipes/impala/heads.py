@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.distributions import Distribution
 
 from rlsync import ConfigError
-from rlsync.runs.actors.envs.actions import ActionSpec, DiscreteActions
+from rlsync.runs.actors.envs.actions import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+)
 from rlsync.runs.recipes.impala.settings import VTraceSettings
 from rlsync.runs.recipes.networks import wide
 
@@ -25,7 +32,8 @@ _LOG_2PI = math.log(2 * math.pi)
 class PolicyHead(ABC):
     """A family of distributions over actions. It has no state: the parameters come from the network.
 
-    ``params`` is [..., width] wherever it appears; all sums are done in float32 or wider.
+    ``params`` is [..., width] wherever it appears; all sums are done in float32 or wider. A choice whose logit
+    is ``torch.finfo(dtype).min`` is never drawn, and entropies and divergences stay finite.
 
     Example:
         >>> head: PolicyHead = Categorical(3)
@@ -43,6 +51,10 @@ class PolicyHead(ABC):
     @abstractmethod
     def features(self) -> int:
         """How many numbers describe one action as an input of the network."""
+
+    @abstractmethod
+    def player_actions(self) -> ActionSpec:
+        """What a player with this head chooses; it has no bounds."""
 
     @property
     @abstractmethod
@@ -137,6 +149,9 @@ class Categorical(PolicyHead):
 
     features = width
 
+    def player_actions(self) -> ActionSpec:
+        return DiscreteActions(self.actions)
+
     def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         log_probs = _log_probs(params)
         # The smallest of exponential waiting times with rates p is k with probability p[k].
@@ -166,6 +181,88 @@ class Categorical(PolicyHead):
 
     def encode(self, action: Tensor) -> Tensor:
         return F.one_hot(action, self.actions).to(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiCategorical(PolicyHead):
+    """Several choices at once, which do not depend on each other; an action is int64 indices ``[..., n]``.
+
+    The parameters are the logits of all choices, one choice behind the other.
+
+    Args:
+        nvec: how many there are to choose from, for each of the n choices.
+
+    Raises:
+        ConfigError: by :meth:`kl_implied`, which has no closed form: the implied policy of choices that do not
+            depend on each other is one in which they do.
+
+    Source: torch.distributions.Categorical, whose sums over choices tests compare it to.
+
+    Example:
+        >>> head = MultiCategorical((2, 3))
+        >>> log_prob, entropy = head.score(torch.zeros(1, 5), torch.tensor([[1, 2]]))
+        >>> log_prob.exp(), entropy.exp()
+        (tensor([0.1667]), tensor([6.]))
+        >>> head.encode(torch.tensor([1, 2]))
+        tensor([0., 1., 0., 0., 1.])
+    """
+
+    action_dtype: ClassVar[torch.dtype] = torch.int64
+    nvec: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(self.nvec)
+
+    features = width
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    def player_actions(self) -> ActionSpec:
+        return MultiDiscreteActions(self.nvec)
+
+    def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        log_probs = _log_probs(self._by_choice(params))
+        # As Categorical draws; what fills up a choice has no probability.
+        waits = torch.empty_like(log_probs).exponential_(generator=generator)
+        action = (log_probs - waits.log_()).argmax(-1)
+        return action, _picked(log_probs, action).sum(-1)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._by_choice(params).argmax(-1)
+
+    def score(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = _log_probs(self._by_choice(params))
+        entropy = -(log_probs.exp() * log_probs).sum((-2, -1))
+        return _picked(log_probs, action).sum(-1), entropy
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        ours = _log_probs(self._by_choice(params))
+        theirs = _log_probs(self._by_choice(other))
+        return (ours.exp() * (ours - theirs)).sum((-2, -1))
+
+    def kl_implied(
+        self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar
+    ) -> Tensor:
+        problem = "the implied policy of several choices at once has no closed form"
+        raise ConfigError(problem, "TrustRegion(reference='implied')", "use reference='mu'")
+
+    def encode(self, action: Tensor) -> Tensor:
+        choices = zip(action.unbind(-1), self.nvec, strict=True)
+        return torch.cat([F.one_hot(*choice) for choice in choices], -1).to(torch.float32)
+
+    def _by_choice(self, params: Tensor) -> Tensor:
+        """The logits of each choice, ``[..., n, most]``; those of shorter ones are filled up with the least."""
+        most = max(self.nvec)
+        if most * len(self.nvec) == sum(self.nvec):
+            return params.unflatten(-1, (len(self.nvec), most))
+        # One operation for all choices that follow is faster than each operation for each of them.
+        least = torch.finfo(params.dtype).min
+        choices = params.split(self.nvec, -1)
+        filled = [F.pad(each, (0, most - each.shape[-1]), value=least) for each in choices]
+        return torch.stack(filled, -2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +302,9 @@ class DiagonalGaussian(PolicyHead):
     @property
     def action_shape(self) -> tuple[int, ...]:
         return (self.size,)
+
+    def player_actions(self) -> ActionSpec:
+        return BoxActions(self.size)
 
     def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         loc, log_scale = self._split(params)
@@ -262,6 +362,45 @@ class LocAndScale(nn.Module):
         return self.head.loc_and_scale(params)
 
 
+class HeadDistribution(Distribution):
+    """The distributions that parameters ``[..., width]`` describe, as TorchRL's actors and losses ask for them.
+
+    Args:
+        params: ``[..., width]``.
+        head: what they mean.
+
+    Example:
+        >>> distribution = HeadDistribution(torch.zeros(4, 5), MultiCategorical((2, 3)))
+        >>> distribution.sample().shape, distribution.entropy().exp()
+        (torch.Size([4, 2]), tensor([6., 6., 6., 6.]))
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, params: Tensor, head: PolicyHead) -> None:
+        super().__init__(params.shape[:-1], torch.Size(head.action_shape), validate_args=False)
+        self._params = params
+        self._head = head
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        params = self._params.expand(*sample_shape, *self._params.shape)
+        return self._head.act(params.detach())[0]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        params = self._params.expand(*value.shape[: value.ndim - len(self.event_shape)], -1)
+        return self._head.score(params, value)[0]
+
+    def entropy(self) -> Tensor:
+        # Any action will do: the entropy does not depend on it.
+        return self._head.score(self._params, self._head.mode(self._params))[1]
+
+    @property
+    def mode(self) -> Tensor:
+        return self._head.mode(self._params)
+
+    deterministic_sample = mode
+
+
 def head_for(actions: ActionSpec) -> PolicyHead:
     """The policy head for the actions of an environment.
 
@@ -269,12 +408,15 @@ def head_for(actions: ActionSpec) -> PolicyHead:
         actions: of the environment: ``envs.actions``.
 
     Example:
-        >>> from rlsync.runs.actors.envs.actions import BoxActions
         >>> head_for(DiscreteActions(3)), head_for(BoxActions(2)).size
         (Categorical(actions=3), 2)
+        >>> head_for(MultiDiscreteActions((3, 2)))
+        MultiCategorical(nvec=(3, 2))
     """
     if isinstance(actions, DiscreteActions):
         return Categorical(actions.n)
+    if isinstance(actions, MultiDiscreteActions):
+        return MultiCategorical(actions.nvec)
     return DiagonalGaussian(actions.size)
 
 

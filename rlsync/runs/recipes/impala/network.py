@@ -11,7 +11,6 @@ from torch import Generator, Tensor, nn
 
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
-from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions
 from rlsync.runs.actors.envs.observations import Observations, like
 from rlsync.runs.actors.player import Acted, Player, Record, State
 from rlsync.runs.recipes.encoder import (
@@ -425,10 +424,9 @@ class ImpalaPlayer(Player):
             records.append(Record(keys.LAST_ACTION, head.action_shape, head.action_dtype, "unroll"))
         if network.takes_last_reward:
             records.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
-        actions: BoxActions | DiscreteActions = DiscreteActions(head.features)
-        if head.action_shape:
-            actions = BoxActions(head.action_shape[0])
-        super().__init__({POLICY: network}, actions, network.observations, records=records)
+        super().__init__(
+            {POLICY: network}, head.player_actions(), network.observations, records=records
+        )
         self.network = network
         self._deterministic = deterministic
 

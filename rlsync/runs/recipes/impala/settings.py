@@ -45,7 +45,7 @@ class TrustRegion:
 
     threshold: float = bounds.above_zero(MISSING)  #: in nats, above zero
     #: ``"mu"``, the behaviour policy; or ``"implied"``, the policy whose value V-trace estimates: min(rho_bar
-    #: * behaviour policy, target policy), normalised (categorical policies only).
+    #: * behaviour policy, target policy), normalised (policies that make one choice only).
     reference: str = bounds.one_of("mu", "implied")
     gate_delta: bool = False  #: whether a rejected step loses its temporal difference, too
 
@@ -162,7 +162,7 @@ class UnrollReplayConfig:
     #: null: no trust region.
     threshold: float | None = bounds.same_as(TrustRegion, "threshold", default=None)
     #: The reference: mu, the behaviour policy, or implied, the policy that V-trace evaluates, which is
-    #: min(rho_bar * mu, policy), normalised.
+    #: min(rho_bar * mu, policy), normalised; it is known where an action is one choice.
     reference: str = bounds.same_as(TrustRegion, "reference")
     #: Whether a rejected step also loses its temporal difference.
     gate_delta: bool = bounds.same_as(TrustRegion, "gate_delta")
