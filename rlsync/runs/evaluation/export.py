@@ -111,8 +111,12 @@ class _OfParts(nn.Module):
         self.policy = policy
 
     def forward(self, parts: dict[str, Tensor], state: State | None = None) -> Any:
-        first = next(iter(parts.values()))
-        action, after = self.policy.act(parts, first.shape[0], state)
+        observations = self.policy.player.observations
+        count = next(iter(parts.values())).shape[0]
+        if observations.pictures:  # a file cannot join bytes and numbers; encoders take them apart
+            action, after = self.policy.act(parts, count, state)
+        else:
+            action, after = self.policy.act(observations.join(parts), count, state)
         if not self.policy.memory:
             return action
         return action, after

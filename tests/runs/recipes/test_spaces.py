@@ -5,21 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, flatten
+from gymnasium.vector import AutoresetMode
 
 from rlsync.core.errors import ConfigError
-from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.actors.devices import CPU
+from rlsync.runs.actors.envs.actions import DiscreteActions
+from rlsync.runs.actors.envs.observations import Observations, observations_of
+from rlsync.runs.actors.envs.specs import GymnasiumEnvs, make_venv
+from rlsync.runs.actors.envs.vectors import VectorEnvs
+from rlsync.runs.actors.players.q import EpsilonGreedyPlayer, EpsilonLadder
+from rlsync.runs.actors.players.uniform import UniformPlayer
 from rlsync.runs.evaluation.try_out import random_steps
+from rlsync.runs.recipes.encoder import Masked
 from rlsync.runs.recipes.env_settings import EnvConfig
+from rlsync.runs.recipes.impala.heads import Categorical, MultiCategorical
 from rlsync.runs.recipes.registry import SHIPPED, recipe_named
-from rlsync.runs.recipes.spaces import ANY
-from tests.tools.parts.space_envs import SENT, spaced
+from rlsync.runs.recipes.spaces import ANY, ON_POLICY
+from tests.tools.parts.space_envs import HINTED, ID, PARTS, SENT, spaced
 
 
 @pytest.fixture(autouse=True)
@@ -219,3 +229,181 @@ def test_a_recipe_of_vectors_says_that_an_environment_gives_pixels() -> None:
     parts = Dict(camera=Box(0, 255, (64, 64, 3), np.uint8), speed=Box(-1, 1, (2,)))
     with pytest.raises(ConfigError, match="it gives pixels beside other parts: speed, camera"):
         recipe_named("dreamer_v3").probe(spaced(parts))
+
+
+# ----------------------------------------------------------------------------------- several parts
+
+
+NESTED = Dict(
+    near=Tuple((Box(-1, 1, (2, 2), np.float64), Discrete(3, start=-1))),
+    bits=MultiBinary((2, 2)),
+    gears=MultiDiscrete([[2, 3]], start=[[5, 0]]),
+    camera=Box(0, 255, (8, 9, 3), np.uint8),
+)
+
+
+def test_parts_of_any_depth_are_seen_as_gymnasium_flattens_them() -> None:
+    envs = make_venv(spaced(NESTED).spec(), 1)
+    rows = envs.reset(5).clone()
+    parts = envs.observations.split(rows)
+    envs.close()
+    answer = gymnasium.make(ID, observation=NESTED).reset(seed=5)[0]
+    alone = {"near.0": answer["near"][0], "near.1": answer["near"][1], "bits": answer["bits"]}
+    spaces = {"near.0": NESTED["near"][0], "near.1": NESTED["near"][1], "bits": NESTED["bits"]}
+    for name, value in alone.items():
+        flat = flatten(spaces[name], value)
+        assert torch.equal(parts[name][0], torch.as_tensor(flat, dtype=torch.float32).reshape(-1)), name
+    first, second = answer["gears"][0]
+    assert parts["gears"][0].nonzero().flatten().tolist() == [first - 5, 2 + second]
+    assert torch.equal(parts["camera"][0], torch.from_numpy(answer["camera"]).movedim(-1, 0))
+    assert torch.equal(envs.observations.join(parts), rows)
+
+
+@pytest.mark.parametrize("case", ["numbers", "picture and mask"])
+def test_a_vector_environment_shows_the_rows_of_its_environments(case: str) -> None:
+    def made() -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        makes = [lambda: gymnasium.make(HINTED, parts=PARTS[case])] * 2
+        return gymnasium.vector.SyncVectorEnv(makes, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    spec = GymnasiumEnvs(HINTED, {"parts": PARTS[case]})
+    one, other = spec.envs(2), VectorEnvs(spec._checked_vector(made()), HINTED)
+    observed = one.reset(3).clone()
+    assert torch.equal(observed, other.reset(3))
+    ends = 0
+    for _ in range(40):
+        allowed = one.observations.allowed(observed)
+        action = torch.zeros(2, dtype=torch.int64) if allowed is None else allowed.int().argmax(-1)
+        for envs in (one, other):
+            envs.send(action)
+        mine, theirs = one.recv(), other.recv()
+        ends += len(mine.finals)
+        for name in ("observation", "reward", "terminated", "truncated"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+        for (env, last), (their_env, their_last) in zip(mine.finals, theirs.finals, strict=True):
+            assert env == their_env
+            assert torch.equal(last, their_last)
+        observed = mine.observation
+    assert ends
+    one.close()
+    other.close()
+
+
+class Broken(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Observes what a test puts in the place of a part."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], part: str, value: Any) -> None:
+        super().__init__(env)
+        self._part, self._value = part, value
+
+    def observation(self, observation: Any) -> Any:
+        if self._value is None:
+            return {name: value for name, value in observation.items() if name != self._part}
+        return {**observation, self._part: self._value}
+
+
+WRONG = {
+    "'gear' is numbers from 9 to 9": ("gear", 9),
+    "'gear' is missing": ("gear", None),
+    r"'speed' is \[3\] of float64": ("speed", np.zeros(3)),
+    r"'camera' is \[12, 12, 3\] of float32": ("camera", np.zeros((12, 12, 3), np.float32)),
+    "'action_mask' is numbers from 0 to 7": ("action_mask", np.array([0, 0, 7, 1])),
+    "a mask allows no action": ("action_mask", np.zeros(4, np.int8)),
+}
+
+
+@pytest.mark.parametrize(("what", "wrong"), WRONG.items())
+def test_a_part_outside_its_space_is_refused_by_its_name(what: str, wrong: tuple[str, Any]) -> None:
+    parts = {"parts": "speed,gear,camera,action_mask"}
+    spec = GymnasiumEnvs(HINTED, parts, wrappers=(partial(Broken, part=wrong[0], value=wrong[1]),))
+    envs = spec.envs(1)
+    with pytest.raises(ConfigError, match=what) as refused:
+        envs.reset(0)
+    assert refused.value.where.startswith(f"reset() of the environment '{HINTED}'")
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (EnvConfig(HINTED, kwargs={"parts": "gear"}, action_mask="info"), "'action_mask' is missing"),
+        (spaced(Dict(gear=Discrete(2), action_mask=MultiBinary(3))), "a mask of 3 entries for 2 choices"),
+        (
+            replace(spaced(Discrete(2), Box(-1, 1, (2,))), action_mask="info"),
+            "which no mask can forbid",
+        ),
+    ],
+)
+def test_a_mask_that_is_not_there_or_does_not_fit_is_refused(config: EnvConfig, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        make_venv(config.spec(), 1).reset(0)
+
+
+def test_a_mask_of_numbers_is_a_part_as_any_and_so_is_one_that_is_not_asked_for() -> None:
+    masked = Dict(gear=Discrete(2), action_mask=MultiBinary(2))
+    for config in (spaced(masked, Box(-1, 1, (2,))), replace(spaced(masked), action_mask="none")):
+        spaces = ON_POLICY.probe(config)
+        assert (spaces.observations.mask, spaces.features) == (None, 4)
+    with pytest.raises(ConfigError, match="cannot leave out actions"):
+        ANY.probe(spaced(masked))
+
+
+# ------------------------------------------------------------------------------------------- masks
+
+
+def masked_rows(count: int, choices: tuple[int, ...]) -> tuple[Observations, torch.Tensor]:
+    """Rows with masks that allow at least one of each choice, and not all of all."""
+    space = Dict(speed=Box(-1, 1, (2,)), action_mask=MultiBinary(sum(choices)))
+    observations = observations_of(space, "drawn", choices=choices)
+    dice = torch.Generator().manual_seed(1)
+    mask = torch.cat([torch.eye(n)[torch.randint(n, (count,), generator=dice)] for n in choices], -1)
+    mask = mask.maximum((torch.rand(mask.shape, generator=dice) < 0.4).float())
+    speed = torch.randn(count, 2, generator=dice)
+    return observations, observations.join({"speed": speed, "action_mask": mask})
+
+
+@pytest.mark.parametrize("head", [Categorical(5), MultiCategorical((2, 3))], ids=["one", "several"])
+def test_what_a_mask_forbids_has_no_probability_and_the_rest_have_those_of_the_logits(head: Any) -> None:
+    actions = head.player_actions()
+    observations, rows = masked_rows(400, actions.choices)
+    network = Masked(torch.nn.Linear(rows.shape[-1], head.width), observations)
+    with torch.no_grad():
+        params = network(rows)
+    allowed = observations.allowed(rows)
+    assert allowed is not None
+    dice = torch.Generator().manual_seed(0)
+    drawn = [head.act(params, dice)[0], head.mode(params), actions.drawn(400, dice, CPU, allowed)]
+    for action in drawn:
+        assert (head.encode(action).bool() <= allowed).all(), "forbidden"
+    log_prob, entropy = head.score(params, drawn[0])
+    wanted = torch.zeros(400)
+    spread = torch.zeros(400)
+    each = zip(params.split(list(actions.choices), -1), allowed.split(list(actions.choices), -1), strict=True)
+    for number, (logits, allows) in enumerate(each):
+        one = torch.distributions.Categorical(logits=logits.masked_fill(~allows, -torch.inf))
+        wanted += one.log_prob(drawn[0] if drawn[0].ndim == 1 else drawn[0][:, number])
+        # that of torch is not a number where a logit is minus infinity
+        spread += -(one.probs * one.probs.clamp_min(1e-38).log()).sum(-1)
+    torch.testing.assert_close(log_prob, wanted)
+    torch.testing.assert_close(entropy, spread)
+
+
+def test_random_actions_are_spread_evenly_over_what_is_allowed() -> None:
+    observations, rows = masked_rows(1, (4,))
+    rows = rows.expand(20_000, -1)
+    allowed = observations.allowed(rows)
+    assert allowed is not None
+    uniform = UniformPlayer(DiscreteActions(4), observations)
+    explores = EpsilonGreedyPlayer(
+        torch.nn.Linear(rows.shape[-1], 4),
+        DiscreteActions(4),
+        observations,
+        ladder=EpsilonLadder(1.0),
+        record_values=False,
+    )
+    for player in (uniform, explores):
+        dice = torch.Generator().manual_seed(0)
+        state = player.begin(len(rows), dice)
+        acted = player.act(rows, torch.ones(len(rows), dtype=torch.bool), rows[:, 0], state, dice)
+        shares = torch.bincount(acted.action, minlength=4) / len(rows)
+        assert (shares[~allowed[0]] == 0).all()
+        assert (shares[allowed[0]] - 1 / int(allowed[0].sum())).abs().max() < 0.02

@@ -74,6 +74,8 @@ class Part:
     @property
     def name(self) -> str:
         """Its keys, with dots between them."""
+        if self.is_in_info:
+            return MASK
         return ".".join(map(str, self.path)) or WHOLE
 
     @property
@@ -310,7 +312,7 @@ class Observations:
         rows = []
         for part in self.parts:
             try:
-                leaf = mask if part.is_in_info else _at(answer, part.path)
+                leaf = _at({MASK: mask}, (MASK,)) if part.is_in_info else _at(answer, part.path)
                 rows.append(part.row(leaf, lead))
             except OutsideSpace as error:
                 raise OutsideSpace(f"{part.name!r} is {error}; its space is {part.space}") from None
@@ -368,6 +370,9 @@ def observations_of(
     if isinstance(space, Rows):
         return space.observations
     parts = []
+    if mask_in_info and isinstance(space, Dict) and MASK in space.spaces:
+        problem = f"{name!r} has a mask in its observations, and one in its info is asked for"
+        raise ConfigError(problem, "env.action_mask=info", "give env.action_mask=observation")
     for path, leaf in _leaves(space):
         if choices and path == (MASK,):
             parts.append(_mask(path, leaf, name, choices))
@@ -482,5 +487,7 @@ def _at(answer: Any, path: tuple[str | int, ...]) -> Any:
         for key in path:
             answer = answer[key]
     except (KeyError, IndexError, TypeError):
-        raise OutsideSpace("missing") from None
+        answer = None
+    if answer is None:
+        raise OutsideSpace("missing")
     return answer
