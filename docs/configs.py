@@ -82,6 +82,7 @@ VALUES_BY_HAND: dict[str, set[str]] = {
     "env/halfcheetah.yaml": {"id"},
     "env/hopper.yaml": {"id"},
     "env/lunarlander.yaml": {"id"},
+    "env/mountaincar.yaml": {"id"},
     "env/pendulum.yaml": {"id"},
     "env/walker2d.yaml": {"id"},
     "logger/none.yaml": {"kind"},
