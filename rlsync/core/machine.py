@@ -151,11 +151,24 @@ _M_MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20  #: the largest value that glibc accepts
 
 
+_CONTAINERS_MEMORY = Path("/sys/fs/cgroup/memory.max")
+
+
 def affine_cores() -> int:
     """The cores that this process may use by its affinity, where the platform has one."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """The memory that this process may use: the machine's, or less in a container; None: not known."""
+    sizes = []
+    with suppress(AttributeError, ValueError, OSError):  # a platform without these names
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with suppress(ValueError, OSError):  # "max", or another kind of machine
+        sizes.append(int(_CONTAINERS_MEMORY.read_text()))
+    return min(sizes, default=None)
 
 
 def keep_freed_memory() -> None:

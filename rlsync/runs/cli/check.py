@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from contextlib import redirect_stdout
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from rlsync.runs.recipes.evaluating import (
     tried_by_workers,
     whether_episodes_end,
 )
+from rlsync.runs.recipes.overview import Overview, warn_of_memory
 from rlsync.runs.recipes.settings import ClusterConfig, Config, LoggerConfig
 from rlsync.runs.recipes.timeline import Timeline, timeline
 from rlsync.seams import trainers
@@ -38,12 +40,13 @@ _EXAMPLES = """examples:
 
 It checks keys, options, types, bounds, the trigger, the folder (by writing what a checkpoint needs), and the
 checkpoint to resume from. Then it takes some steps in the environment, as workers and as evaluations do. If
-nothing is wrong with those, and you give a sync map, a recipe or an environment (module:Id) of
-your own, it starts workers and resolves the sync map, as the run will; in an environment of your own, they
-play one batch. "looked at" says which of these it has done.
+nothing is wrong with those, it builds the trainer in this process and resolves the sync map. If you give a
+sync map, a recipe or an environment (module:Id) of your own, it starts workers for that, as the run will; in an
+environment of your own, they play one batch. "looked at" says which of these it has done.
 
-If nothing is wrong, it prints what the run will do, and when: prefill, updates, publishes, evaluations. A run
-may end before its plan does, when it reaches its target. --json says what the words of a plan mean.
+If nothing is wrong, it prints what the networks see of an observation, part by part, what they choose, how large
+they are, and what a replay takes; then what the run will do, and when: prefill, updates, publishes, evaluations.
+A run may end before its plan does, when it reaches its target. --json says what the words of a plan mean.
 
 exit status: 0 nothing is wrong, 2 something is
 """
@@ -57,17 +60,26 @@ def main(arguments: list[str]) -> int:
     line = command_line.read(rest)
     jobs, errors = examined_jobs(line)
     facts = [dict(job.told) for job in jobs]
+    overviews: list[Overview] = []
     for job, of_job in zip(jobs, facts, strict=True):
-        if not errors:
-            errors += _try(job, of_job, line.config_dir)
+        if errors:
+            break
+        try:
+            overviews.append(_tried(job, of_job, line.config_dir))
+        except RlsyncError as error:
+            errors.append(error)
     plans = []
-    if not errors:
+    if errors:
+        overviews = []
+    else:
         plans = [_plan(job.config) for job in jobs]
     if options.json:
-        print_document(as_json(errors, facts, plans))
+        print_document(as_json(errors, facts, overviews, plans))
     else:
         print(as_text(errors, facts))
-        for job, plan in zip(jobs, plans, strict=False):  # no plans, if anything is wrong
+        # neither of the two, if anything is wrong
+        for job, overview, plan in zip(jobs, overviews, plans, strict=False):
+            print(f"\nnetworks of {job.config.recipe.name} on {job.config.env.name}\n{overview}")
             if isinstance(plan, Timeline):
                 plan = planned.as_text(job.config, plan)
             print(f"\n{plan}")
@@ -100,28 +112,31 @@ def _may_map(word: str, own: Path | None) -> bool:
     return mine or key == "sync" or key.startswith("sync.map")
 
 
-def _try(job: Job, facts: dict[str, str], config_dir: Path | None) -> list[RlsyncError]:
-    """What is wrong with a job once it is tried; adds to ``facts`` what was looked at."""
+def _tried(job: Job, facts: dict[str, str], config_dir: Path | None) -> Overview:
+    """Try a job; adds to ``facts`` what was looked at.
+
+    Raises:
+        RlsyncError: something is wrong with it.
+    """
     config = job.config
     looked_at = ["settings"]
     if job.checkpoint is not None:
         looked_at.append("the checkpoint")
-    try:
-        if (folder := _folder(job)) is not None:
-            try_checkpoints(folder)
-            looked_at.append(f"whether {folder} can have checkpoints")
-        with redirect_stdout(sys.stderr):  # an environment may print
-            trials = [tried_by_workers(config)]
-            if _is_own(job, config_dir):
-                _start(job)
-                looked_at.append("the start of the workers")
-            trials.append(tried_by_evaluations(config, job.recipe, job.spaces))
-    except RlsyncError as error:
-        return [error]
+    if (folder := _folder(job)) is not None:
+        try_checkpoints(folder)
+        looked_at.append(f"whether {folder} can have checkpoints")
+    with redirect_stdout(sys.stderr):  # an environment may print
+        trials = [tried_by_workers(config)]
+        is_own = _is_own(job, config_dir)
+        overview = _built(job, in_process=not is_own)
+        if is_own:
+            looked_at.append("the start of the workers")
+        trials.append(tried_by_evaluations(config, job.recipe, job.spaces))
+    warn_of_memory(config, overview.replay)
     facts["looked at"] = "; ".join(
         [*looked_at, *map(str, trials), whether_episodes_end(config, trials)]
     )
-    return []
+    return overview
 
 
 def _folder(job: Job) -> Path | None:
@@ -133,20 +148,41 @@ def _folder(job: Job) -> Path | None:
     return Path.cwd()
 
 
-def _start(job: Job) -> None:
-    """Build a job in a folder that is thrown away, with workers here.
+def _built(job: Job, *, in_process: bool) -> Overview:
+    """Build a job in a folder that is thrown away, with workers here, and look at its networks.
 
-    In an environment of one's own they play one batch, for a step may raise there.
+    In an environment of one's own the workers play one batch, for a step may raise there.
+
+    Args:
+        job: nothing was found to be wrong with it.
+        in_process: start no process, neither a worker nor one that evaluates.
     """
     with TemporaryDirectory() as folder:
         config = replace(
             job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none")
         )
+        if in_process:
+            config = _without_processes(config)
         prepare_process()
         with shut_down(replace(job, config=config).build()) as trainer:
-            if config.env.names_module:
+            if config.env.names_module and not in_process:
                 next(iter(trainer.collector))
+            acting = job.recipe.player(job.config, job.spaces, deterministic=True)
+            overview = Overview.of(job.config, job.spaces, acting.player, trainer.loss_module)
             trainers.run_shutdown_operations(trainer)  # an evaluator still writes into the folder
+    return overview
+
+
+def _without_processes(config: Config) -> Config:
+    """The same run in this process alone, without evaluations; it writes nothing."""
+    device = config.collector.device
+    if not isinstance(device, str):
+        device = device[0]
+    recipe = deepcopy(config.recipe)
+    recipe.evaluations().every_frames = 0
+    recipe.evaluations().video_every = None
+    collector = replace(config.collector, num_workers=0, device=device)
+    return replace(config, collector=collector, recipe=recipe, run_dir=None)
 
 
 def as_text(errors: list[RlsyncError], facts: list[dict[str, str]]) -> str:
@@ -163,12 +199,22 @@ def as_text(errors: list[RlsyncError], facts: list[dict[str, str]]) -> str:
 
 
 def as_json(
-    errors: list[RlsyncError], facts: list[dict[str, str]], plans: list[Timeline | str]
+    errors: list[RlsyncError],
+    facts: list[dict[str, str]],
+    overviews: list[Overview],
+    plans: list[Timeline | str],
 ) -> str:
-    """``{"ok", "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}], "plans"}``."""
+    """What was found, as a document: the keys that ``docs/command_line.md`` lists."""
     wrong = [
         {"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors
     ]
     drawn_up = [asdict(plan) if isinstance(plan, Timeline) else None for plan in plans]
-    document = {"ok": not errors, "errors": wrong, "configs": facts}
-    return json_of({**document, "plans": drawn_up, "glossary": planned.GLOSSARY})
+    document = {
+        "ok": not errors,
+        "errors": wrong,
+        "configs": facts,
+        "networks": list(map(asdict, overviews)),
+        "plans": drawn_up,
+        "glossary": planned.GLOSSARY,
+    }
+    return json_of(document)

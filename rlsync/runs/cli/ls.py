@@ -19,6 +19,7 @@ from rlsync.seams import user_input
 _EXAMPLES = """examples:
   rlsync ls
   rlsync ls recipe
+  rlsync ls --spaces
   rlsync ls recipe=impala --keys
   rlsync ls recipe=mine --keys --config-dir my_configs
   rlsync ls --keys
@@ -37,6 +38,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("group", nargs="*", type=lambda word: word.replace("/", "=", 1), help=group)
     keys = "list keys: type, range, default and what each is for"
     parser.add_argument("--keys", action="store_true", help=keys)
+    spaces = "list which observations and actions each recipe takes"
+    parser.add_argument("--spaces", action="store_true", help=spaces)
     parser.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too"
     )
@@ -47,9 +50,14 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(f"no folder {str(folder)!r}", "--config-dir", "check the path")
     groups = shipped.groups(folder)
     configs: list[shipped.Shipped] = []
-    for word in options.group or groups:
+    words = options.group or groups
+    if options.spaces:
+        words = options.group or [shipped.RECIPE]
+    for word in words:
         configs += _matching(word, groups)
-    if options.keys:
+    if options.spaces:
+        _print_spaces(configs, folder, as_json=options.json)
+    elif options.keys:
         _print_keys(options.group, folder, as_json=options.json)
     elif options.json:
         print_document(json_of(list(map(_facts, configs))))
@@ -84,6 +92,21 @@ def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
         for paragraph in as_paragraphs(key.comment):
             console.print(Padding(Text(paragraph), (0, 0, 0, 4)))
         console.print()
+
+
+def _print_spaces(configs: list[shipped.Shipped], own: Path | None, *, as_json: bool) -> None:
+    # It imports Hydra and torch, as above.
+    from rlsync.runs.config.reference import spaces_of
+
+    rows = [spaces_of(config, own) for config in configs if config.group == shipped.RECIPE]
+    if as_json:
+        print_document(json_of(rows))
+        return
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(row.get(head, "") for head in heads))
+    Console(highlight=False, markup=False).print(table)
 
 
 def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipped.Shipped]:

@@ -13,8 +13,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rlsync.runs.config import command_line, own_hydra, shipped
-from rlsync.runs.config.composing import composition
+from rlsync.runs.config.composing import Composition, composition
 from rlsync.runs.recipes.bounds import refuse
+from rlsync.runs.recipes.registry import recipe_of
 from rlsync.runs.recipes.settings import RouteConfig
 
 #: A line of a YAML file that sets a key.
@@ -65,15 +66,7 @@ class ConfigKey:
 
 def reference(words: list[str], config_dir: Path | None = None) -> list[ConfigKey]:
     """The keys of a run, in the order of the dataclasses, or those of a ``GROUP`` or ``GROUP=NAME``."""
-    arguments = [word for word in words if "=" in word]
-    if config_dir is not None:
-        arguments += ["--config-dir", str(config_dir)]
-    line = command_line.read(arguments)
-    with own_hydra.initialised():
-        composed, errors = composition(line, line.jobs[0])
-    refuse([*line.errors, *errors])
-    assert composed is not None
-
+    composed = _composed([word for word in words if "=" in word], config_dir)
     named = {word.partition("=")[0] for word in words}
     comments: dict[str, str] = {}
     set_there: set[str] = set()  # by the files of a group that is named
@@ -87,6 +80,40 @@ def reference(words: list[str], config_dir: Path | None = None) -> list[ConfigKe
     if not words:
         return keys
     return [key for key in keys if key.name.partition(".")[0] in named or key.name in set_there]
+
+
+def _composed(words: list[str], config_dir: Path | None) -> Composition:
+    arguments = [*words]
+    if config_dir is not None:
+        arguments += ["--config-dir", str(config_dir)]
+    line = command_line.read(arguments)
+    with own_hydra.initialised():
+        composed, errors = composition(line, line.jobs[0])
+    refuse([*line.errors, *errors])
+    assert composed is not None
+    return composed
+
+
+def spaces_of(recipe: shipped.Shipped, config_dir: Path | None = None) -> dict[str, str]:
+    """Which observations and actions the recipe of a config takes, by column; empty where it takes none.
+
+    Args:
+        recipe: a config of the group ``recipe``.
+        config_dir: a folder with further configs.
+
+    Raises:
+        ConfigError: the file cannot be read, or names no recipe.
+    """
+    config = _composed([f"{shipped.RECIPE}={recipe.name}"], config_dir).config
+    takes = recipe_of(config).takes
+    row = {"recipe": recipe.name}
+    if takes is None:
+        row["vectors, choices, Dict"] = "its own probe says"
+    else:
+        row |= takes.cells()
+    keys = {key.name for key in _walk(config.recipe, "", {})}
+    row["LSTM"] = "yes" if "model.lstm" in keys else ""
+    return row
 
 
 def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[ConfigKey]:

@@ -159,6 +159,24 @@ def linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:
     return layer
 
 
+def convolutions_in(module: nn.Module) -> str:
+    """The name of the torso that a module is or holds, if that has convolutions; otherwise empty.
+
+    Example:
+        >>> convolutions_in(make_torso("impala", (3, 12, 12), (8,)))
+        'impala'
+        >>> convolutions_in(make_torso("mlp", (4,), (8,)))
+        ''
+    """
+    layers = list(module.modules())
+    if any(isinstance(layer, Residual) for layer in layers):
+        return "impala"
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size == (8, 8):
+            return "nature"
+    return ""
+
+
 #: Widths of the dense layers of each torso, where nothing else is asked for.
 HIDDEN = {"mlp": (64, 64), "nature": (512,), "impala": (256,)}
 

@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
-from rlsync import ConfigError, RlsyncError
+from rlsync import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.runs.actors.envs.actions import BoxActions
+from rlsync.runs.actors.envs.observations import MASK, WHOLE, Observations, Part
 from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.actors.envs.vectors import Envs, ListedEnvs
 from rlsync.runs.actors.player import Player, check_fits
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
 from rlsync.runs.evaluation.evaluator import Evaluator, board_of
@@ -35,9 +40,10 @@ from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.runs.recipes.settings import Config, EvaluationConfig, RecipeConfig
+from rlsync.runs.recipes.spaces import MASKING
 from rlsync.runs.recipes.timeline import versions_between_evaluations
 from rlsync.runs.recipes.trainer import register_hooks
-from rlsync.seams import POLICY, endpoint_of, first_line
+from rlsync.seams import POLICY, endpoint_of, first_line, warn
 
 #: Between the seed of a run and that of its evaluations: they begin as no worker's first episodes do.
 APART = 2**30
@@ -208,11 +214,30 @@ def _steps_of_workers(config: Config) -> Iterator[int]:
     env = config.env
     generator = torch.Generator().manual_seed(config.seed)
     with closing(make_venv(env.spec(), env.num_envs)) as envs:
+        _warn_of_mask(env, envs)
         first = envs.reset(config.seed)
+        warns = _require_numbers(env, envs.observations, "reset", first, warns=True)
         for answer in random_steps(envs, generator, TRIAL_STEPS, first):
-            numbers = envs.observations.numbers(answer.observation)
-            _require_finite(config, answer.reward, numbers)
+            _require_rewards(env, answer.reward)
+            warns = _require_numbers(
+                env, envs.observations, "step", answer.observation, warns=warns
+            )
             yield int(answer.over.sum())
+
+
+def _warn_of_mask(env: EnvConfig, envs: Envs) -> None:
+    """Warn of a mask of actions in the info that nothing applies."""
+    # Masks in the infos of a vector environment, and those of TorchRL's, are never read.
+    if not isinstance(envs, ListedEnvs) or isinstance(envs.actions, BoxActions):
+        return
+    if envs.observations.mask is not None:
+        return
+    _, info = envs.envs[0].reset(seed=0)
+    if MASK in info:
+        problem = f"the info of {env.name!r} has a mask of actions, {MASK}, which is not applied"
+        where = f"env.action_mask={env.action_mask}; {env.word}"
+        cure = f"give env.action_mask=info, with a recipe that can leave out actions: {MASKING}"
+        warn(RlsyncWarning(problem, where, cure))
 
 
 def _steps_of_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Iterator[int]:
@@ -227,14 +252,72 @@ def _steps_of_evaluations(config: Config, recipe: Recipe, spaces: Any) -> Iterat
             yield len(ended)
 
 
-def _require_finite(config: Config, reward: Tensor, observation: Tensor) -> None:
-    """Refuse numbers that would end a run at its first update."""
-    for name, numbers in (("reward", reward), ("observation", observation)):
+def _require_rewards(env: EnvConfig, reward: Tensor) -> None:
+    """Refuse rewards that would end a run at its first update."""
+    if not bool(torch.isfinite(reward).all()):
+        raise _not_finite(env, "step", "a reward that is", reward)
+
+
+def _require_numbers(
+    env: EnvConfig, observations: Observations, method: str, rows: Tensor, *, warns: bool
+) -> bool:
+    """Refuse numbers that would end a run at its first update, and warn of those outside their box.
+
+    Args:
+        env: which environment answered.
+        observations: what a row is made of.
+        method: what it answered.
+        rows: ``[N, *shape]``.
+        warns: whether numbers outside their bounds are looked for.
+
+    Returns:
+        whether they are looked for in the answers that follow: one warning is enough.
+
+    Raises:
+        ConfigError: a number is infinite, or none; it names the part.
+    """
+    parts = observations.split(rows)
+    for part in observations.parts:
+        numbers = parts[part.name]
+        if part.kind != "numbers":
+            continue
         if not bool(torch.isfinite(numbers).all()):
+            field = f"an observation whose part {part.name!r} is"
+            if part.name == WHOLE:
+                field = "an observation that is"
+            raise _not_finite(env, method, field, numbers)
+        if warns and (outside := _outside(part, numbers)):
             problem = (
-                f"{config.env.name!r} answers step() with a {name} that is infinite or not a number"
+                f"{env.name!r} answers {method}() with {part.name!r} outside its space: {outside}"
             )
-            cure = "let it answer with finite numbers: nothing can be learned from others, and the run would end"
-            raise ConfigError(
-                problem, f"{config.env.word}; the {name} is {numbers.flatten().tolist()[:8]}", cure
-            )
+            cure = "networks see it as it is; give the space the bounds of its answers, so that others know them"
+            warn(RlsyncWarning(problem, env.word, cure))
+            warns = False
+    return warns
+
+
+def _not_finite(env: EnvConfig, method: str, field: str, numbers: Tensor) -> ConfigError:
+    problem = f"{env.name!r} answers {method}() with {field} infinite or not a number"
+    cure = "let it answer with finite numbers: nothing can be learned from others, and the run would end"
+    return ConfigError(problem, f"{env.word}; {numbers.flatten().tolist()[:8]}", cure)
+
+
+def _outside(part: Part, numbers: Tensor) -> str:
+    """The first number of a box that is outside its bounds, in words; empty if none is.
+
+    Args:
+        part: whose space has the bounds.
+        numbers: ``[N, n]``.
+    """
+    # A stack of observations has more numbers than the space of one.
+    if not isinstance(part.space, Box) or part.space.low.size != part.size:
+        return ""
+    # Rounded as the numbers are, which then cannot seem to be outside.
+    low = torch.from_numpy(part.space.low.astype(np.float32).reshape(-1))
+    high = torch.from_numpy(part.space.high.astype(np.float32).reshape(-1))
+    wrong = ((numbers < low) | (numbers > high)).nonzero()
+    if not len(wrong):
+        return ""
+    row, number = wrong[0].tolist()
+    span = f"{low[number]:g} to {high[number]:g}"
+    return f"number {number} is {numbers[row, number]:g}, and its bounds are {span}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsync import ConfigError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # imports torch: not needed to list names
     from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
     from rlsync.runs.recipes.run import Run
     from rlsync.runs.recipes.settings import Config, EnvConfig, RecipeConfig
+    from rlsync.runs.recipes.spaces import Takes
     from rlsync.seams import schedule
 
 #: rlsync's own recipes, written as an entry point is.
@@ -75,6 +77,16 @@ class Recipe:
     #: take the likeliest action. TorchRL's Trainer saves the policy of the loss module's ``actor_network``,
     #: else of its ``value_network``.
     acting: Callable[[Run[Any], bool], Acting]
+
+    @property
+    def takes(self) -> Takes | None:
+        """Which observations and actions it takes; None: it has a probe of its own, which does not say."""
+        from rlsync.runs.recipes.spaces import Takes
+
+        match self.probe:
+            case MethodType(__self__=Takes() as takes):
+                return takes
+        return None
 
     def build(
         self,

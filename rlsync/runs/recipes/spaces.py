@@ -102,9 +102,15 @@ class Spaces:
         )
 
 
+#: The recipes that can leave out the actions which a mask forbids; a test compares them with what these say.
+MASKING = "ppo, dqn, impala or laser"
+
+
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The environments that a recipe can learn: flat observations or pictures, and some kinds of actions.
+    """The environments that a recipe can learn: kinds of observations and of actions.
+
+    Observations of every kind are parts in a row: see :mod:`rlsync.runs.actors.envs.observations`.
 
     Example:
         >>> from rlsync.runs.recipes.env_settings import EnvConfig
@@ -115,7 +121,7 @@ class Takes:
         ...
         rlsync.core.errors.ConfigError: this recipe cannot learn 'CartPole-v1': its action is one of 2
           where  env.id
-          cure   give one with a flat observation and continuous actions, like Pendulum-v1
+          cure   give one with an observation without pictures and bounded continuous actions, like Pendulum-v1
     """
 
     # a choice of n; numbers with finite bounds; either of the two, or several choices at once
@@ -128,16 +134,31 @@ class Takes:
     masks: bool = False  # whether it can leave out the actions that a mask forbids
 
     def __str__(self) -> str:
-        kinds = {"discrete": "one discrete action", "box": "continuous actions"}
-        kinds["any"] = "discrete actions, one or several at once, or bounded continuous ones"
-        if self.unbounded:
-            kinds["any"] = "discrete actions, one or several at once, or continuous ones"
         observations = {
-            "no": "a flat observation",
-            "alone": "a flat observation or a picture",
+            "no": "an observation without pictures",
+            "alone": "an observation that is one picture, or has none",
             "any": "any observation",
         }
-        return f"{observations[self.pictures]} and {kinds[self.actions]}"
+        bounds = "" if self.unbounded else "bounded "
+        actions = {
+            "discrete": "one discrete action",
+            "box": f"{bounds}continuous actions",
+            "any": f"discrete actions, one or several at once, or {bounds}continuous ones",
+        }
+        return f"{observations[self.pictures]} and {actions[self.actions]}"
+
+    def cells(self) -> dict[str, str]:
+        """A row of the table of recipes: what it takes, by kind; empty where it takes none."""
+        pictures = {"no": "", "alone": "alone", "any": "yes"}
+        box = "yes" if self.unbounded else "bounded"
+        return {
+            "vectors, choices, Dict": "yes",
+            "pictures": pictures[self.pictures],
+            "Discrete": "" if self.actions == "box" else "yes",
+            "Box": "" if self.actions == "discrete" else box,
+            "several choices": "yes" if self.actions == "any" else "",
+            "mask": "yes" if self.masks else "",
+        }
 
     def probe(self, config: EnvConfig) -> Spaces:
         """Look at one environment, made in this process; a ConfigError if the recipe cannot take it."""
@@ -154,7 +175,7 @@ class Takes:
             problem = (
                 f"this recipe cannot leave out actions, and {config.name!r} has a mask of them"
             )
-            cure = "give env.action_mask=none, or a recipe that can: ppo, dqn, impala or laser"
+            cure = f"give env.action_mask=none, or a recipe that can: {MASKING}"
             raise ConfigError(problem, "env.action_mask", cure)
         if isinstance(actions, DiscreteActions):
             return Spaces(observations, actions.n, OneHot(actions.n, dtype=torch.int64))

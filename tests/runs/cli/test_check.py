@@ -118,8 +118,9 @@ def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str
 @pytest.mark.seconds
 def test_what_is_shipped_is_fine_and_what_was_tried_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
-    said, plan = capsys.readouterr().out.split("\n\n")
+    said, networks, plan = capsys.readouterr().out.split("\n\n")
     *lines, looked_at = said.splitlines()
+    assert networks.startswith("networks of ppo on CartPole-v1\n")
     assert plan.startswith("plan of ppo on CartPole-v1\n")
     tried = f"looked at settings; whether {Path.cwd()} can have checkpoints; 100 steps as workers step it; "
     assert looked_at.startswith(f"{tried}100 steps as evaluations play it; ")
@@ -143,14 +144,13 @@ def test_every_shipped_recipe_is_fine(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.seconds
 @pytest.mark.thorough
-def test_pong_is_fine_for_recipes_of_pixels_and_refused_for_others(
+def test_pong_is_fine_for_recipes_of_choices_and_refused_for_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("ale_py")
-    assert checked(capsys, "-m", "recipe=impala,laser", "env=pong") == []
-    assert whats(capsys, "recipe=ppo", "env=pong") == [
-        "this recipe cannot learn 'ALE/Pong-v5': it gives pixels"
-    ]
+    assert checked(capsys, "-m", "recipe=ppo,dqn,impala,laser", "env=pong") == []
+    refusals = whats(capsys, "recipe=td3", "env=pong")
+    assert "this recipe cannot learn 'ALE/Pong-v5': its action is one of 6" in refusals
 
 
 @pytest.mark.seconds

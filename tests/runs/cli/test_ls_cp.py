@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from rlsync.runs.cli.main import main
 from rlsync.runs.config import shipped
 from rlsync.runs.config.shipped import config_dir
 from rlsync.runs.recipes.settings import Config
+from rlsync.runs.recipes.spaces import MASKING
 from tests.tools.parts.configs import configs_of
+from tests.tools.table.page import as_table
 from tests.tools.tiers import first_of_each
 
+REPO = Path(__file__).resolve().parents[3]
 ALL = [str(config) for options in shipped.groups().values() for config in options]
 
 
@@ -150,3 +154,54 @@ def test_a_copy_needs_beside_it_what_chooses_the_original_by_its_name() -> None:
     assert companions(find("tuned/impala_pong")) == [["recipe=impala", "env=pong"]]
     recipes = ["ppo", "dqn", "sac", "td3", "crossq", "impala", "dreamer_v1", "dreamer_v3"]
     assert companions(find("cluster/ray")) == [[f"recipe={recipe}"] for recipe in recipes]
+
+
+# ------------------------------------------------------------------------ what recipes take
+
+
+def test_ls_spaces_is_the_table_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = spaces_as_json(capsys)
+    masking = {row["recipe"] for row in rows if row["mask"]}
+    assert masking == set(re.findall(r"[a-z]+", MASKING.replace(" or ", ", ")))
+    page = (REPO / "docs" / "compatibility.md").read_text()
+    _, _, rest = page.partition("<!-- table of recipes -->\n")
+    table, _, _ = rest.partition("<!-- end of table of recipes -->")
+    assert table == as_table(tuple(rows[0]), [((row.pop("recipe"),), row) for row in rows])
+
+
+def spaces_as_json(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, str]]:
+    assert main(["ls", "--spaces", "--json", *words]) == 0
+    rows: list[dict[str, str]] = json.loads(said(capsys))
+    return rows
+
+
+OWN = """
+from dataclasses import dataclass
+from rlsync.runs.recipes import ppo
+from rlsync.runs.recipes.parts import DISCRETE, Recipe
+
+@dataclass
+class Settings(ppo.PPOConfig):
+    name: str = "mine"
+
+def probe(config):
+    return DISCRETE.probe(config)
+
+RECIPE = Recipe("mine", Settings, probe, ppo.RECIPE.trainer, ppo.RECIPE.acting)
+"""
+
+
+def test_ls_spaces_says_of_a_recipe_with_a_probe_of_its_own_that_it_has_one(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (here / "own_probe.py").write_text(OWN)
+    (here / "configs" / "recipe").mkdir(parents=True)
+    (here / "configs" / "recipe" / "mine.yaml").write_text(
+        "# @package _global_\n# Mine\ndefaults:\n  - /schema/recipe/mine@recipe\n  - _self_\n"
+        "recipe:\n  name: mine\n  _recipe_: own_probe:RECIPE\n"
+    )
+    (row,) = spaces_as_json(capsys, "recipe=mine", "--config-dir", "configs")
+    assert row == {"recipe": "mine", "vectors, choices, Dict": "its own probe says", "LSTM": ""}
+    assert main(["ls", "--spaces", "recipe=mine", "--config-dir", "configs"]) == 0
+    assert "its own probe" in said(capsys)

@@ -235,7 +235,7 @@ def test_a_missing_pygame_is_told_with_the_extra_that_has_it(monkeypatch: pytest
 
 
 def test_a_recipe_of_flat_observations_refuses_pictures() -> None:
-    with pytest.raises(ConfigError, match=r"it gives pixels(?s:.*)a flat observation"):
+    with pytest.raises(ConfigError, match=r"it gives pixels(?s:.*)an observation without pictures"):
         built(config_of("recipe=dreamer_v1", "env=rendered", "env.id=Pendulum-v1"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.recipes import bounds
@@ -22,6 +23,8 @@ class DreamerConfig(ReplayConfig):
     An optimizer step (update) learns from ``batch_size`` sequences of ``sequence_length`` stored frames, and
     imagines ``horizon`` steps from each of these frames.
     """
+
+    stored_observations: ClassVar[int] = 1
 
     #: Learning rate of Adam, for the world model. Default: for networks of this size; larger ones need a
     #: smaller one.

@@ -67,6 +67,8 @@ class ReplayConfig(RecipeConfig):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     stops_by_evaluation: ClassVar[bool] = True
+    #: How many observations the buffer stores for a frame: the one before the step, and the one after it.
+    stored_observations: ClassVar[int] = 2
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return self.pace.pace().due(frames, updates)
