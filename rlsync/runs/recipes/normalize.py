@@ -8,6 +8,7 @@ and Stable-Baselines3's VecNormalize (rewards of on-policy recipes).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -97,16 +98,43 @@ class Standardized(nn.Module):
         return self.net(self.observations(observation), *others)
 
 
-class Normalize(misuse.RegistersItself, trainers.Reader):
+class Statistics(misuse.RegistersItself, ABC):
+    """What observations and rewards are brought to unit spread by; moments by name, as checkpoints have them."""
+
+    def __init__(self, config: NormalizeConfig, observations: Observations, earned: str) -> None:
+        self._config = config
+        self._numbers = observations.numbers
+        self.observations = Moments(observations.features)
+        self._moments = {"observations": self.observations, earned: Moments(1)}
+
+    @property
+    @abstractmethod
+    def reward_scale(self) -> float:
+        """What rewards are divided by."""
+
+    def state_dict(self) -> dict[str, dict[str, int | Tensor]]:
+        """The moments. The networks' statistics are in the checkpoint of the loss."""
+        return {name: moments.state_dict() for name, moments in self._moments.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, moments in self._moments.items():
+            moments.load_state_dict(state_dict[name])
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
+        scale = {}
+        if self._config.rewards:
+            scale["normalize/reward_scale"] = self.reward_scale
+        return {"normalize/frames": self.observations.count, **scale}
+
+
+class Normalize(Statistics, trainers.Reader):
     """Of replayed frames: counts all, writes statistics into the loss, scales drawn rewards of any age alike."""
 
     reads = (("next", "reward"),)
 
     def __init__(self, config: NormalizeConfig, observations: Observations) -> None:
-        self._config = config
-        self._numbers = observations.numbers
-        self.observations = Moments(observations.features)
-        self.rewards = Moments(1)
+        super().__init__(config, observations, "rewards")
+        self.rewards = self._moments["rewards"]
 
     def register(self, trainer: Trainer, name: str = "normalize") -> None:
         """Count every batch; register after what draws from the replay buffer."""
@@ -133,26 +161,8 @@ class Normalize(misuse.RegistersItself, trainers.Reader):
         """What rewards are divided by; 1 while all of them are 0."""
         return float((self.rewards.variance + self.rewards.mean.square()).sqrt()) or 1.0
 
-    def state_dict(self) -> dict[str, dict[str, int | Tensor]]:
-        """The moments. The networks' statistics are in the checkpoint of the loss."""
-        return {
-            "observations": self.observations.state_dict(),
-            "rewards": self.rewards.state_dict(),
-        }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.observations.load_state_dict(state_dict["observations"])
-        self.rewards.load_state_dict(state_dict["rewards"])
-
-    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
-        if self._config.rewards:
-            scale = {"normalize/reward_scale": self.reward_scale}
-        else:
-            scale = {}
-        return {"normalize/frames": self.observations.count, **scale}
-
-
-class NormalizeOnPolicy(misuse.RegistersItself):
+class NormalizeOnPolicy(Statistics):
     """For batches that are learned from once: writes statistics into the loss, and scales rewards by returns.
 
     **Observations.** A batch is counted when it arrives, and its statistics are written when it has been
@@ -169,11 +179,9 @@ class NormalizeOnPolicy(misuse.RegistersItself):
     """
 
     def __init__(self, config: NormalizeConfig, observations: Observations, gamma: float) -> None:
-        self._config = config
+        super().__init__(config, observations, "returns")
         self._gamma = gamma
-        self._numbers = observations.numbers
-        self.observations = Moments(observations.features)
-        self.returns = Moments(1)
+        self.returns = self._moments["returns"]
         # Of each worker: its newest rollout, and the running returns [N] of its environments after it. No
         # checkpoint has them: the workers of a resumed run begin new episodes.
         self._running: dict[int, tuple[RolloutId, NDArray[np.float64]]] = {}
@@ -237,24 +245,9 @@ class NormalizeOnPolicy(misuse.RegistersItself):
         most = self._config.clip
         return (reward / self.reward_scale).clamp(-most, most)
 
-    def state_dict(self) -> dict[str, dict[str, int | Tensor]]:
-        """The moments. The networks' statistics are in the checkpoint of the loss."""
-        return {
-            "observations": self.observations.state_dict(),
-            "returns": self.returns.state_dict(),
-        }
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.observations.load_state_dict(state_dict["observations"])
-        self.returns.load_state_dict(state_dict["returns"])
+        super().load_state_dict(state_dict)
         self._running.clear()
-
-    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
-        if self._config.rewards:
-            scale = {"normalize/reward_scale": self.reward_scale}
-        else:
-            scale = {}
-        return {"normalize/frames": self.observations.count, **scale}
 
 
 def write_moments(loss: nn.Module, observations: Moments) -> None:
