@@ -26,7 +26,7 @@ PPO = ("recipe=ppo", "recipe.compile=off", "recipe.hidden=[32]", "collector.fram
 UNROLLS = ("recipe.model.last_action=true", "collector.lag=1")
 RECIPES = {
     "ppo": (*PPO, "recipe.batch_size=64"),
-    "ppo-lstm": (*PPO, "recipe.batch_size=64", "recipe.model.lstm=16"),
+    "ppo-lstm": (*PPO, "recipe.batch_size=32", "recipe.model.lstm=32", "recipe.normalize_advantage=true"),
     "impala": ("recipe=impala", *UNROLLS),
     "laser": ("recipe=laser", *UNROLLS, "recipe.replay.min_steps=500"),
 }
