@@ -26,7 +26,7 @@ from torchrl.trainers import Trainer
 from rlsync import RecordSchedule, Rerun
 from rlsync.record.schedule import Comparison, ScheduleWriter
 from rlsync.runs.actors.ring.reader import TakenRollout
-from rlsync.runs.recipes.impala.recipe import RECIPE, make_network, probe
+from rlsync.runs.recipes.impala.recipe import RECIPE, make_network
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.rerun import config_of_rerun, lives_to_repeat
 from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig
@@ -69,7 +69,7 @@ def notes(folder: Path) -> dict[str, float]:
     hook._writer = writer
     views = {"policy_version": torch.ones(20, 8, dtype=torch.int64)}
     rollout = TakenRollout(0, 1, 2, views, torch.empty(0))
-    network = make_network(ImpalaConfig(), probe(EnvConfig(id="CartPole-v1")))
+    network = make_network(ImpalaConfig(), RECIPE.probe(EnvConfig(id="CartPole-v1")))
     leaves = dict(network.named_parameters())
     before = (folder / "s").stat().st_size
     took = {

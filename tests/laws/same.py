@@ -69,6 +69,13 @@ CASES: dict[str, list[str]] = {
         "recipe.total_frames=4096",
         "collector.frames_per_batch=512",
     ],
+    "ppo-lstm": [
+        "recipe=ppo",
+        *ALONE,
+        "recipe.model.lstm=16",
+        "recipe.total_frames=2048",
+        "collector.frames_per_batch=512",
+    ],
     "dqn": ["recipe=dqn", *ALONE, *OFF_POLICY, "recipe.total_frames=616"],
     "dqn, prioritised": [
         "recipe=dqn",
@@ -119,6 +126,13 @@ FREE_UNROLLS = [*FREE, *LOCKSTEP[1:], "env.num_envs=2", "recipe.slots=null", "re
 #: Runs that are recorded, and made again.
 RERUNS: dict[str, list[str]] = {
     "ppo rerun": ["recipe=ppo", *FREE, "recipe.total_frames=2048", "collector.frames_per_batch=256"],
+    "ppo-lstm rerun": [
+        "recipe=ppo",
+        *FREE,
+        "recipe.model.lstm=16",
+        "recipe.total_frames=2048",
+        "collector.frames_per_batch=256",
+    ],
     "dqn rerun": ["recipe=dqn", *FREE, *OFF_POLICY, "recipe.prioritized=true"],
     "sac rerun": ["recipe=sac", *FREE, *OFF_POLICY],
     "td3 rerun": ["recipe=td3", *FREE, *OFF_POLICY],

@@ -53,6 +53,7 @@ from rlsync.runs.recipes.settings import (
     CollectorConfig,
     Config,
     EnvConfig,
+    OnPolicyModelConfig,
     OnPolicyNormalizeConfig,
     PPOConfig,
 )
@@ -234,6 +235,13 @@ def small_ppo_of_numbers(folder: Path) -> Config:
     return config
 
 
+def small_ppo_with_memory(folder: Path) -> Config:
+    config = small_ppo(folder)
+    config.recipe.model = OnPolicyModelConfig(lstm=4)
+    config.recipe.normalize = OnPolicyNormalizeConfig(rewards=True)
+    return config
+
+
 def small_ppo_of_several_choices(folder: Path) -> Config:
     config = small_ppo(folder)
     config.env = EnvConfig(TOLD)
@@ -266,9 +274,10 @@ def small_dqn(folder: Path) -> Config:
         (ppo.RECIPE, small_ppo),
         (ppo.RECIPE, small_ppo_of_numbers),
         (ppo.RECIPE, small_ppo_of_several_choices),
+        (ppo.RECIPE, small_ppo_with_memory),
         (dqn.RECIPE, small_dqn),
     ],
-    ids=["ppo", "ppo, numbers", "ppo, several choices", "dqn"],
+    ids=["ppo", "ppo, numbers", "ppo, several choices", "ppo, memory", "dqn"],
 )
 def test_a_free_run_of_transitions_is_made_again(tmp_path: Path, recipe, given) -> None:
     stops = faults({2: (0, signal.SIGSTOP), 6: (0, signal.SIGCONT)})

@@ -278,7 +278,7 @@ class FilmedAtari(AleEnvs):
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is None:
             seed = 0  # both copies need the same seed
-        self.frame = self._shown.reset(seed)[0, -1].numpy()
+        self.frame = self._shown.reset_pictures(seed)[0, -1]
         return super().reset(seed)
 
     def send(self, action: Tensor) -> None:

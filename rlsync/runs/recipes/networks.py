@@ -101,7 +101,9 @@ class Seeing(Protocol):
     """The settings of a recipe that say how its networks see observations."""
 
     hidden: list[int]
-    model: ModelConfig
+
+    @property
+    def model(self) -> ModelConfig: ...
 
     @property
     def normalize(self) -> NormalizeConfig: ...
@@ -134,10 +136,14 @@ class Sight(NamedTuple):
         encoder: Encoder | None = None
         if observations.pictures:
             if clip is not None:
-                problem = "observations have pictures, whose pixels are not normalised"
-                cure = "give recipe.normalize.observations=false: networks divide pixels by 255"
-                raise ConfigError(problem, "recipe.normalize.observations", cure)
-            encoder = Encoder(observations, numbers=recipe.hidden, **vars(recipe.model))
+                raise pictures_are_not_normalised()
+            encoder = Encoder(
+                observations,
+                torso=recipe.model.torso,
+                hidden=recipe.model.hidden,
+                numbers=recipe.hidden,
+                channels_last=recipe.model.channels_last,
+            )
             return cls(observations, encoder, encoder.features, [], clip)
         if observations.mask is not None:
             encoder = Encoder(observations)
@@ -156,6 +162,12 @@ class Sight(NamedTuple):
         if self.observations.mask is None:
             return self.behind(net)
         return Masked(self.behind(net), self.observations)
+
+
+def pictures_are_not_normalised() -> ConfigError:
+    problem = "observations have pictures, whose pixels are not normalised"
+    cure = "give recipe.normalize.observations=false: networks divide pixels by 255"
+    return ConfigError(problem, "recipe.normalize.observations", cure)
 
 
 def workers_dtype(sync: SyncConfig) -> torch.dtype | None:

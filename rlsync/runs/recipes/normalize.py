@@ -61,6 +61,11 @@ class Moments:
         """``[features]`` float64: the mean squared distance from the mean; 0 before the first row."""
         return self._squares / max(self.count, 1)
 
+    @property
+    def std(self) -> Tensor:
+        """``[features]`` float64: the spread that is divided by."""
+        return self.variance.sqrt().clamp_min(_LEAST)
+
     def state_dict(self) -> dict[str, int | Tensor]:
         return {"count": self.count, "mean": self.mean.clone(), "squares": self._squares.clone()}
 
@@ -190,19 +195,25 @@ class NormalizeOnPolicy(Statistics):
         """Count every batch; register before the hook that publishes."""
         trainer.register_op("batch_process", partial(self._count, trainer))
         if self._config.observations:
-            write = partial(write_moments, trainer.loss_module, self.observations)
-            trainer.register_op("post_steps", write)
+            trainer.register_op("post_steps", partial(self._write, trainer.loss_module))
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)
 
     def _count(self, trainer: Trainer, batch: TensorDictBase) -> TensorDictBase:
-        self.observations.add(self._numbers(batch.get("observation")))
+        observation, reward, is_init = self._steps(batch)
+        self.observations.add(self._numbers(observation))
         if self._config.rewards:
             rollouts = trainer.collector.last_rollouts
-            reward = batch.get(("next", "reward")).squeeze(-1)
-            is_init = batch.get("is_init").squeeze(-1)
             self.returns.add(self.running_returns(rollouts, reward, is_init))
         return batch
+
+    def _steps(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+        """The observations of a batch in any order, rewards and whether an episode begins, both ``[B, T]``."""
+        reward = batch.get(("next", "reward")).squeeze(-1)
+        return batch.get("observation"), reward, batch.get("is_init").squeeze(-1)
+
+    def _write(self, loss: nn.Module) -> None:
+        write_moments(loss, self.observations)
 
     def running_returns(
         self, rollouts: Sequence[RolloutId], reward: Tensor, is_init: Tensor
@@ -250,10 +261,24 @@ class NormalizeOnPolicy(Statistics):
         self._running.clear()
 
 
+class NormalizeUnrolls(NormalizeOnPolicy):
+    """The same for batches of unrolls, where time comes first, and for a network that keeps its parameters."""
+
+    def _steps(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+        # the last observation is the first one of the next rollout
+        observation = batch.get("observation")[:-1]
+        return observation, batch.get("reward").t(), batch.get("is_init")[:-1].t()
+
+    def _write(self, loss: nn.Module) -> None:
+        for module in loss.modules():
+            if isinstance(module, Standardize):
+                module.mean.copy_(self.observations.mean)
+                module.std.copy_(self.observations.std)
+
+
 def write_moments(loss: nn.Module, observations: Moments) -> None:
     """Write the mean and the spread of all observations so far into every network of a loss."""
-    std = observations.variance.sqrt().clamp_min(_LEAST)
-    write_statistics(loss, observations.mean, std)
+    write_statistics(loss, observations.mean, observations.std)
 
 
 def write_statistics(loss: nn.Module, mean: Tensor, std: Tensor) -> None:

@@ -27,6 +27,7 @@ from rlsync.runs.recipes.networks import mlp as mlp
 from rlsync.runs.recipes.networks import workers_dtype as workers_dtype
 from rlsync.runs.recipes.networks import workers_player as workers_player
 from rlsync.runs.recipes.place import started_collector as started_collector
+from rlsync.runs.recipes.place import started_unrolls as started_unrolls
 from rlsync.runs.recipes.players import BoxPlayer as BoxPlayer
 from rlsync.runs.recipes.players import HeadPlayer as HeadPlayer
 from rlsync.runs.recipes.players import WithNoise as WithNoise

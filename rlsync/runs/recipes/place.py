@@ -17,7 +17,7 @@ from rlsync.runs.actors.players.prefill import PREFILL, PrefilledPlayer
 from rlsync.runs.actors.repeated import RepeatedUnrolls
 from rlsync.runs.actors.rollout_collector import RolloutCollector
 from rlsync.runs.actors.settings import CollectSettings
-from rlsync.runs.recipes.networks import workers_player
+from rlsync.runs.recipes.networks import workers_dtype, workers_player
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import VERSIONS
 from rlsync.runs.recipes.spaces import making, naming_env
@@ -120,7 +120,21 @@ def started_collector(
     if random_frames:
         acting = PrefilledPlayer(acting)
     settings = replace(collect_settings(run), transitions=True, random_frames=random_frames)
-    collector = run.place.collector(acting, settings)
+    with _ended_by_errors(run.place.collector(acting, settings)) as collector:
+        yield collector
+
+
+@contextmanager
+def started_unrolls(run: Run[Any], player: Player) -> Iterator[RolloutCollector]:
+    """The same workers, and a collector of their unrolls, whose batches are on the learner's device."""
+    dtype = workers_dtype(run.config.sync)
+    settings = replace(collect_settings(run), dtype=dtype, storing_device=run.device)
+    with _ended_by_errors(run.place.collector(player, settings)) as collector:
+        yield collector
+
+
+@contextmanager
+def _ended_by_errors(collector: RolloutCollector) -> Iterator[RolloutCollector]:
     try:
         yield collector
     except BaseException:

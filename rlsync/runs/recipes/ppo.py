@@ -15,7 +15,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn, optim
 from torch.distributions import Distribution
-from torch.nn.functional import mse_loss, smooth_l1_loss
 from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.modules import (
@@ -26,11 +25,12 @@ from torchrl.modules import (
 )
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.compat.replay import RowBuffer
-from rlsync.runs.recipes import parts, pure
+from rlsync.runs.recipes import parts, ppo_unrolls, pure
 from rlsync.runs.recipes.impala.heads import (
     Categorical,
     DiagonalGaussian,
@@ -41,10 +41,17 @@ from rlsync.runs.recipes.impala.heads import (
 )
 from rlsync.runs.recipes.networks import ACTIVATIONS, FreeScale
 from rlsync.runs.recipes.normalize import NormalizeOnPolicy
+from rlsync.runs.recipes.ppo_objective import objective_of
 from rlsync.runs.recipes.settings import PPOConfig
 
 
-def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
+def build(run: parts.Run[PPOConfig]) -> Trainer:
+    if run.recipe.model.lstm:
+        return ppo_unrolls.build(run)
+    return build_of_transitions(run)
+
+
+def build_of_transitions(run: parts.Run[PPOConfig]) -> PPOTrainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     settings = parts.trainer_settings(run)
@@ -188,59 +195,28 @@ class Advantages:
 def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     """The update as a function of tensors: equations 7 and 9 of arXiv 1707.06347."""
     score = _score_of(loss.actor_network)
-    normalizes = loss.normalize_advantage
+    objective = objective_of(loss)
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     v, (critic,) = pure.network(loss.critic_network, loss.critic_network_params)
     # What an encoder finds in pictures serves both.
     shared = pi.eye is not None and pi.eye is v.eye
-    bonus = loss.entropy_bonus
-    entropy_coeff = loss.entropy_coeff
-    critic_coeff = loss.critic_coeff
-    critic_error = _CRITIC_ERRORS[loss.loss_critic_type]
-    least = 1 - loss.clip_epsilon
-    most = 1 + loss.clip_epsilon
 
     def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         observation = b["observation"]
         looked = pi.sees(actor, observation)
         log_prob, entropies = score(pi.decides(actor, observation, looked), b["action"])
-        log_ratio = log_prob - b["action_log_prob"]
-        ratio = log_ratio.exp()
-        advantage = b["advantage"].squeeze(-1)
-        if normalizes:
-            deviation = advantage.std().clamp_min(torch.finfo(torch.float).resolution)
-            advantage = (advantage - advantage.mean()) / deviation
-        target = b["value_target"].squeeze(-1)
         if not shared:
             looked = v.sees(critic, observation)
         value = v.decides(critic, observation, looked).squeeze(-1)
-
-        # min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), with r = pi(a|s) / mu(a|s)
-        gain = torch.minimum(ratio * advantage, ratio.clamp(least, most) * advantage)
-        terms = {"loss_objective": -gain.mean()}
-        if bonus:
-            entropy = entropies().mean()
-            terms |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
-
-        missed = (target - value).var(correction=0)
-        spread = target.var(correction=0)
-        return terms | {
-            "loss_critic": critic_coeff * critic_error(value, target, reduction="none").mean(),
-            "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
-            "kl_approx": -log_ratio.mean(),
-            "explained_variance": 1 - missed / (spread + torch.finfo(spread.dtype).eps),
-            "ESS": ratio.sum().square() / ratio.square().sum() / len(ratio),
-            "max_ratio": ratio.max(),
-            "mean_ratio": ratio.mean(),
-        }
+        log_ratio = log_prob - b["action_log_prob"]
+        advantage = b["advantage"].squeeze(-1)
+        return objective(log_ratio, entropies, advantage, value, b["value_target"].squeeze(-1))
 
     keys = ("observation", "action", "action_log_prob", "advantage", "value_target")
     return pure.Update(
         (loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys
     )
 
-
-_CRITIC_ERRORS = {"smooth_l1": smooth_l1_loss, "l2": mse_loss}
 
 #: Log-probabilities of actions, and what computes entropies: both ``[B]``.
 Scores = tuple[Tensor, Callable[[], Tensor]]
@@ -268,6 +244,8 @@ def _scored(head: PolicyHead, params: Tensor, action: Tensor) -> Scores:
 
 
 def acting(run: parts.Run[PPOConfig], deterministic: bool) -> parts.Acting:
+    if run.recipe.model.lstm:
+        return ppo_unrolls.acting(run, deterministic)
     actor = make_loss(run.recipe, run.spaces).actor_network
     return parts.Acting(actor, player_of(actor, run.spaces, deterministic=deterministic))
 

@@ -325,6 +325,17 @@ class ModelConfig:
 
 
 @dataclass
+class OnPolicyModelConfig(ModelConfig):
+    """The same, with an LSTM where a recipe learns from unrolls."""
+
+    #: Units of an LSTM behind these layers, from which actions and values are computed; 0: none. A minibatch is
+    #: then whole unrolls, so recipe.batch_size is a multiple of their steps.
+    lstm: int = bounds.kept(
+        bounds.not_below_zero(0), "the checkpoint has an LSTM of so many units, or none"
+    )
+
+
+@dataclass
 class PPOConfig(RecipeConfig):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
@@ -354,7 +365,7 @@ class PPOConfig(RecipeConfig):
     entropy_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.0), "entropy_coeff")
     #: Weight of the critic's loss.
     critic_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.5), "critic_coeff")
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: OnPolicyModelConfig = field(default_factory=OnPolicyModelConfig)
     #: The critic's loss: smooth_l1, in which errors above one count as much as they are large, or l2, their
     #: squares, as in the paper and in Stable-Baselines3.
     critic_loss: str = bounds.one_of("smooth_l1", "l2")
@@ -368,6 +379,33 @@ class PPOConfig(RecipeConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         yield from self.normalize.errors(config)
+        if self.model.lstm:
+            yield from self._lstm_errors(config)
+
+    def _lstm_errors(self, config: Config) -> Iterator[RlsyncError]:
+        """What a network with an LSTM, and updates that learn from whole unrolls, cannot do."""
+        cannot = (
+            ("compile", self.compile == "on", "auto or off"),
+            ("update_dtype", self.update_dtype == BFLOAT16, "float32"),
+            ("activation", self.activation != "tanh", "tanh"),
+            ("initial_weights", self.initial_weights != "orthogonal", "orthogonal"),
+        )
+        for key, is_asked, cure in cannot:
+            if is_asked:
+                problem = f"ppo with an LSTM cannot serve recipe.{key}"
+                where = f"recipe.model.lstm={self.model.lstm}, recipe.{key}"
+                yield ConfigError(
+                    problem, where, f"give recipe.{key}={cure}; or recipe.model.lstm=0"
+                )
+        steps = self.batches(config).steps
+        if self.batch_size % steps:
+            near = max(1, self.batch_size // steps) * steps
+            problem = (
+                f"minibatches of {self.batch_size} frames are not whole unrolls of {steps} steps"
+            )
+            cure = f"give a multiple of {steps}, like {near}; with more environments unrolls are shorter"
+            where = f"recipe.model.lstm={self.model.lstm}, recipe.batch_size"
+            yield ConfigError(problem, where, cure)
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return self.num_epochs * math.ceil(config.collector.frames_per_batch / self.batch_size)

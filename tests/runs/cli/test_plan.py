@@ -70,8 +70,12 @@ def held_plan(config: Config) -> Timeline:
 
 def on_policy(name: str) -> Config:
     """A run of a few small batches."""
-    if name == "ppo":
-        return small_ppo(workers=1, batch=32, sync=SyncConfig(when=WhenConfig(every=3, unit="optim_steps")))
+    if name.startswith("ppo"):
+        every = SyncConfig(when=WhenConfig(every=3, unit="optim_steps"))
+        config = small_ppo(workers=1, batch=32, env=EnvConfig(num_envs=4), sync=every)
+        if name == "ppo-lstm":
+            config.recipe.model.lstm = 4
+        return config
     replay = (
         UnrollReplayConfig(ratio=1.0, min_steps=20, capacity_steps=200)
         if name == "laser"
@@ -90,7 +94,7 @@ def on_policy(name: str) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("name", "updates", "publishes"), [("ppo", 16, 5), ("impala", 6, 3), ("laser", 6, 3)]
+    ("name", "updates", "publishes"), [("ppo", 16, 5), ("ppo-lstm", 16, 5), ("impala", 6, 3), ("laser", 6, 3)]
 )
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.one_case

@@ -35,6 +35,13 @@ _DREAMER = ("recipe.cells=8", "recipe.belief=8")
 CASES = {
     "ppo": ("recipe=ppo", "recipe.hidden=[8]"),
     "ppo-several": ("recipe=ppo", f"env.id={TOLD}", "recipe.hidden=[8]"),
+    "ppo-lstm": (
+        "recipe=ppo",
+        *hinted("mask"),
+        "recipe.hidden=[8]",
+        "recipe.model.lstm=8",
+        "collector.frames_per_batch=256",
+    ),
     # what normalises observations is a part of the policy
     "ppo-numbers": (
         "recipe=ppo",

@@ -36,6 +36,13 @@ REPLAY = (
 )
 RECIPES = {
     "ppo": (*PPO, "recipe.batch_size=64", "recipe.lr=0.01"),
+    "ppo-lstm": (
+        *PPO,
+        "recipe.batch_size=32",
+        "recipe.lr=0.01",
+        "recipe.model.lstm=32",
+        "recipe.normalize_advantage=true",
+    ),
     "impala": ("recipe=impala", *UNROLLS),
     "laser": ("recipe=laser", *UNROLLS, "recipe.replay.min_steps=500"),
     "dqn": ("recipe=dqn", *REPLAY, "recipe.epsilon_frames=2000"),
@@ -65,6 +72,8 @@ CASES = [
         for case in [
             ("ppo", "several choices", 9600, 7.0),
             ("ppo", "bits", 9600, 7.0),
+            ("ppo-lstm", "bits", 9600, 7.0),
+            ("ppo-lstm", "picture and mask", 9600, 5.0),
             ("ppo", "numbers", 9600, 6.0),
             ("ppo", "picture and numbers", 9600, 6.0),
             ("ppo", "mask in info", 9600, 6.0),

@@ -44,8 +44,9 @@ def config_of(
     name: str, folder: Path, *, lag: int | None, workers: int = 2, seed: int = 1, **keys: Any
 ) -> Config:
     """Six batches from two environments of each worker; the first two are a prefill, if there is one."""
-    if name == "ppo":
+    if name.startswith("ppo"):
         config = small_ppo(workers=workers, batch=BATCH)
+        config.recipe.model.lstm = 4 if name == "ppo-lstm" else 0
         config.recipe.total_frames, config.recipe.compile = BATCH * BATCHES, "off"
     else:
         options = {"pace": PaceConfig(ratio=0.25, prefill=2 * BATCH), "total_frames": BATCH * BATCHES, **keys}
@@ -122,8 +123,14 @@ def test_a_rollout_acts_with_what_was_the_newest_after_the_batch_that_its_lag_na
 
 @pytest.mark.parametrize(
     ("name", "keys"),
-    [("ppo", {}), ("dqn", {"prioritized": True, "n_step": 3}), ("sac", {}), ("td3", {})],
-    ids=["ppo", "dqn", "sac", "td3"],
+    [
+        ("ppo", {}),
+        ("ppo-lstm", {}),
+        ("dqn", {"prioritized": True, "n_step": 3}),
+        ("sac", {}),
+        ("td3", {}),
+    ],
+    ids=["ppo", "ppo-lstm", "dqn", "sac", "td3"],
 )
 @pytest.mark.one_case
 def test_without_a_worker_process_a_run_is_that_of_one_worker_with_a_lag_of_0(

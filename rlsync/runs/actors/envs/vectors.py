@@ -294,12 +294,17 @@ class AleEnvs(VectorEnvs):
         super().__init__(self.ale, game)
 
     def reset(self, seed: int | None = None) -> Tensor:
+        return self._observed(self.reset_pictures(seed))
+
+    def reset_pictures(self, seed: int | None = None) -> NDArray[Any]:
+        """Begin a game in each environment, as :meth:`reset`; returns ale-py's own arrays."""
         # ale-py takes 32-bit seeds, for the last environment too.
         if seed is not None:
             seed %= 2**31 - self.num_envs
         observation, info = self.ale.reset(seed=seed)
         self._lives = info["lives"].copy()
-        return self._observed(observation)
+        pictures: NDArray[Any] = observation
+        return pictures
 
     def send(self, action: Tensor) -> None:
         self.ale.send(self._translated(action))

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
-from rlsync.runs.recipes.settings import Config, RenderedConfig
+from rlsync.runs.recipes.settings import AtariConfig, Config, RenderedConfig
 
 SHRINKS_BY = 16  #: the image encoder of DreamerV3 makes a picture smaller by this factor
 
@@ -124,7 +124,7 @@ class DreamerV3Config(DreamerConfig):
             problem = "dreamer_v3 imagines 1 / (1 - gamma) steps ahead, which a discount of 1 makes infinite"
             yield ConfigError(problem, "recipe.gamma", "give less than 1, like 0.997")
         env = config.env
-        if not isinstance(env, RenderedConfig):
+        if not isinstance(env, AtariConfig | RenderedConfig):
             return
         if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
             problem = f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times"

@@ -149,8 +149,8 @@ class ImpalaLoss(LossModule):
 
     def _scored(self, batch: TensorDictBase) -> _Scored:
         """What the network says of the unroll now, beside what the workers recorded."""
-        index = _final_index(batch)
-        unrolled = self._unrolled(batch, self._finals(batch, index))
+        index = final_index(batch)
+        unrolled = unrolled_by(self.actor_network, batch, index)
         params = unrolled.params[:-1]
         log_prob, entropy = self.actor_network.head.score(params, batch.get(keys.ACTION))
         log_prob, values, behaviour = wide(
@@ -162,7 +162,7 @@ class ImpalaLoss(LossModule):
             log_rho=log_prob.detach() - behaviour,
             entropy=entropy,
             values=values[:-1],
-            next_values=_next_values(values.detach(), unrolled.final_value, index),
+            next_values=next_values(values.detach(), unrolled.final_value, index),
         )
 
     def _vtrace(
@@ -201,48 +201,64 @@ class ImpalaLoss(LossModule):
     def _player(self) -> ImpalaPlayer:
         return self.actor_network.player(store_params=self.settings.trust_region is not None)
 
-    def _unrolled(self, batch: TensorDictBase, finals: Finals | None) -> Unrolled:
-        network = self.actor_network
-        is_init = batch.get(keys.IS_INIT)
-        if network.lstm is None:
-            state = network.initial_state(is_init.shape[1])
-        else:
-            state = batch.get(keys.RECURRENT_STATE)
-        last_action = None
-        last_reward = None
-        if network.takes_last_action:
-            last_action = _after(batch.get(keys.LAST_ACTION), batch.get(keys.ACTION))
-        if network.takes_last_reward:
-            last_reward = _after(batch.get(keys.LAST_REWARD), batch.get(keys.REWARD))
-        unrolled: Unrolled = network(
-            batch.get(keys.OBSERVATION), is_init, state, last_action, last_reward, finals=finals
-        )
-        return unrolled
 
-    def _finals(self, batch: TensorDictBase, index: Tensor | None) -> Finals | None:
-        checked = not torch.compiler.is_compiling()
-        if index is None:
-            if checked:
-                _must_be_as_many(batch, 0)
-            return None
+def unrolled_by(network: ImpalaNet, batch: TensorDictBase, index: Tensor | None) -> Unrolled:
+    """What a network says of the T + 1 observations of a batch, and of its final ones.
+
+    Args:
+        network: runs once, from the state that the workers recorded.
+        batch: as :mod:`rlsync.runs.actors.frames` describes it.
+        index: the batch's :func:`final_index`.
+
+    Raises:
+        ConfigError: a truncation lacks its final observation.
+    """
+    is_init = batch.get(keys.IS_INIT)
+    if network.lstm is None:
+        state = network.initial_state(is_init.shape[1])
+    else:
+        state = batch.get(keys.RECURRENT_STATE)
+    last_action = None
+    last_reward = None
+    if network.takes_last_action:
+        last_action = _after(batch.get(keys.LAST_ACTION), batch.get(keys.ACTION))
+    if network.takes_last_reward:
+        last_reward = _after(batch.get(keys.LAST_REWARD), batch.get(keys.REWARD))
+    unrolled: Unrolled = network(
+        batch.get(keys.OBSERVATION),
+        is_init,
+        state,
+        last_action,
+        last_reward,
+        finals=_finals(network, batch, index),
+    )
+    return unrolled
+
+
+def _finals(network: ImpalaNet, batch: TensorDictBase, index: Tensor | None) -> Finals | None:
+    checked = not torch.compiler.is_compiling()
+    if index is None:
         if checked:
-            _must_be_as_many(batch, len(index))
-        time, env = index.unbind(-1)
-        network = self.actor_network
-        last_action = None
-        last_reward = None
-        if network.takes_last_action:
-            last_action = batch.get(keys.ACTION)[time, env]
-        if network.takes_last_reward:
-            last_reward = batch.get(keys.REWARD)[time, env]
-        return Finals(batch.get(keys.FINAL_OBSERVATION), time, env, last_action, last_reward)
+            _must_be_as_many(batch, 0)
+        return None
+    if checked:
+        _must_be_as_many(batch, len(index))
+    time, env = index.unbind(-1)
+    last_action = None
+    last_reward = None
+    if network.takes_last_action:
+        last_action = batch.get(keys.ACTION)[time, env]
+    if network.takes_last_reward:
+        last_reward = batch.get(keys.REWARD)[time, env]
+    return Finals(batch.get(keys.FINAL_OBSERVATION), time, env, last_action, last_reward)
 
 
 def _after(first: Tensor, rest: Tensor) -> Tensor:
     return torch.cat([first.unsqueeze(0), rest])
 
 
-def _final_index(batch: TensorDictBase) -> Tensor | None:
+def final_index(batch: TensorDictBase) -> Tensor | None:
+    """Where the final observations of a batch belong, ``[K, 2]``; None if there are none."""
     # Not get(key, None): torch.compile (2.13) would not notice when a later batch brings the key.
     if keys.FINAL_INDEX not in batch or not len(batch.get(keys.FINAL_INDEX)):
         return None
@@ -279,11 +295,11 @@ def _trust(
     return trust, {"kl": kl.mean(), "rejected_fraction": 1 - trust.accepted.to(kl.dtype).mean()}
 
 
-def _next_values(values: Tensor, final_value: Tensor | None, final_index: Tensor | None) -> Tensor:
+def next_values(values: Tensor, final_value: Tensor | None, index: Tensor | None) -> Tensor:
     """The value after each step: of the next observation, or of the final one that a truncation hid."""
-    if final_value is None or final_index is None:
+    if final_value is None or index is None:
         return values[1:]
-    time, env = final_index.unbind(-1)
+    time, env = index.unbind(-1)
     return values[1:].index_put((time, env), final_value.to(values.dtype))
 
 

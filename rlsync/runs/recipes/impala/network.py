@@ -78,6 +78,7 @@ class ImpalaNet(nn.Module):
         head: what the policy's outputs mean.
         torso: ``"mlp"``, ``"nature"`` or ``"impala"``, see :func:`make_torso`; ``"auto"`` is one that fits.
         hidden: widths of the torso's dense layers; by default (64, 64), (512,) or (256,) by torso.
+        numbers: widths of the layers that numbers beside pictures go through.
         lstm: units of the LSTM; 0 for none.
         last_action, last_reward: whether these are inputs, after the torso; rewards are clipped to [-1, 1].
         channels_last: whether convolutions run channels-last.
@@ -110,6 +111,7 @@ class ImpalaNet(nn.Module):
         *,
         torso: str = "mlp",
         hidden: Sequence[int] | None = None,
+        numbers: Sequence[int] = HIDDEN["mlp"],
         lstm: int = 0,
         last_action: bool = False,
         last_reward: bool = False,
@@ -135,7 +137,9 @@ class ImpalaNet(nn.Module):
         self.in_bfloat16 = bfloat16
         self.torso_threads = torso_threads
         self.pixels: Pixels | None = None
-        features = self._make_torso(torso, hidden, channels_last=channels_last, normalize=normalize)
+        features = self._make_torso(
+            torso, hidden, numbers=numbers, channels_last=channels_last, normalize=normalize
+        )
 
         # Between torso and outputs: the last action and reward, and an LSTM.
         features += last_action * head.features + last_reward
@@ -146,7 +150,13 @@ class ImpalaNet(nn.Module):
         self.value = linear(lstm or features, 1, gain=1.0)
 
     def _make_torso(
-        self, name: str, hidden: Sequence[int] | None, *, channels_last: bool, normalize: bool
+        self,
+        name: str,
+        hidden: Sequence[int] | None,
+        *,
+        numbers: Sequence[int],
+        channels_last: bool,
+        normalize: bool,
     ) -> int:
         """Make what sees the observations; returns how many features it has."""
         observations = self.observations
@@ -168,7 +178,7 @@ class ImpalaNet(nn.Module):
                 observations,
                 torso=name,
                 hidden=widths,
-                numbers=HIDDEN["mlp"],
+                numbers=numbers,
                 channels_last=channels_last,
                 normalize=normalize,
             )
