@@ -139,7 +139,7 @@ def test_a_game_is_a_picture_and_its_replay_is_refused_no_memory_but_warned_of(
 ) -> None:
     pytest.importorskip("ale_py")
     monkeypatch.setattr(machine, "memory_bytes", lambda: 10**9)
-    words = ("recipe=dqn", "env=pong", "recipe.buffer_frames=20000", "recipe.total_frames=100000")
+    words = ("recipe=dqn", "env=pong", "recipe.buffer_frames=20000", "recipe.pace.prefill=1000")
     with pytest.warns(RlsyncWarning, match="a replay of 20,000 frames takes 1.1 GB(?s:.*)buffer_frames=8857"):
         overview = networks(capsys, *words)
     (picture,) = overview["observation"]

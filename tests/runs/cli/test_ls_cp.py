@@ -202,6 +202,6 @@ def test_ls_spaces_says_of_a_recipe_with_a_probe_of_its_own_that_it_has_one(
         "recipe:\n  name: mine\n  _recipe_: own_probe:RECIPE\n"
     )
     (row,) = spaces_as_json(capsys, "recipe=mine", "--config-dir", "configs")
-    assert row == {"recipe": "mine", "vectors, choices, Dict": "its own probe says", "LSTM": ""}
+    assert row == {"recipe": "mine", "vectors, choices, Dict": "its own probe says", "LSTM": "yes"}
     assert main(["ls", "--spaces", "recipe=mine", "--config-dir", "configs"]) == 0
     assert "its own probe" in said(capsys)
