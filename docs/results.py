@@ -146,6 +146,28 @@ def rows() -> list[Row]:
     def pong(run: str) -> list[float]:
         return [*map(first(18.0), curves("pong.csv", "return", run=run))]
 
+    def on_policy(
+        env: str, section: str, frames: int, words: str, options: str, other: str = ""
+    ) -> Row:
+        """The returns of ppo's training episodes after so many frames, beside those with other options."""
+        numbers, others = (
+            [*map(after(frames + 5_000), curves("ppo.csv", "return_mean", env=env, options=which))]
+            for which in (options, other)
+        )
+        peer, peers = (f"`{other}`", others) if other else ("", [])
+        measured = f"return after {frames:,} frames"
+        page = f"ppo.md#{section}"
+        return Row(
+            "ppo",
+            env,
+            page,
+            measured,
+            numbers,
+            peer,
+            peers,
+            command=f"rlsync train recipe=ppo {words}",
+        )
+
     until = "frames until a return of"
     impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
     here = "python benchmarks/laser_cartpole.py"
@@ -156,6 +178,24 @@ def rows() -> list[Row]:
             "off_policy.md",
             f"{until} 475",
             steps("ppo_cartpole.csv", num_envs="8"),
+        ),
+        on_policy(cheetah, "mujoco", 1_000_000, "env=halfcheetah", ""),
+        on_policy(hopper, "mujoco", 1_000_000, "env=hopper", ""),
+        on_policy(
+            "CartPole-v1 without velocities",
+            "a-memory",
+            100_000,
+            "recipe.model.lstm=64",
+            "recipe.model.lstm=64",
+            "recipe.model.lstm=0",
+        ),
+        on_policy(
+            "Taxi-v4",
+            "a-mask-of-invalid-actions",
+            300_000,
+            "env=gymnasium env.id=Taxi-v4 env.action_mask=info",
+            "env.action_mask=info",
+            "env.action_mask=none",
         ),
         Row(
             "dqn",

@@ -179,6 +179,8 @@ def _without_processes(config: Config) -> Config:
     if not isinstance(device, str):
         device = device[0]
     recipe = deepcopy(config.recipe)
+    if hasattr(recipe, "replay"):
+        recipe.replay.path = None
     recipe.evaluations().every_frames = 0
     recipe.evaluations().video_every = None
     collector = replace(config.collector, num_workers=0, device=device)

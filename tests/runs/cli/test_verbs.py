@@ -25,7 +25,7 @@ ARGUMENTS = {
     "export": {"run", "file", "--which", "--json", "--trust"},
     "timeline": {"run", "--from", "--to", "--out", "--trace"},
     "plot": {"run", "--out"},
-    "ls": {"group", "--keys", "--config-dir", "--json"},
+    "ls": {"group", "--keys", "--config-dir", "--json", "--spaces"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
 }
 #: What verbs that take overrides hand on to Hydra; and --trust.
