@@ -139,7 +139,9 @@ def _convolutions(part: Part, modules: list[nn.Module]) -> str:
     for each in modules:
         if isinstance(each, Encoder):
             eyes = zip(each.observations.pictures, each.torsos, strict=True)
-            names |= {convolutions_in(torso) for picture, torso in eyes if picture.path == part.path}
+            names |= {
+                convolutions_in(torso) for picture, torso in eyes if picture.path == part.path
+            }
     if not names:
         names = {convolutions_in(module) for module in modules}
     names -= {""}
