@@ -124,6 +124,16 @@ class Player(ABC):
         """What a row of an observation is made of; by default one vector or one picture."""
         return self._observations or like(self.observation_shape, self.observation_dtype)
 
+    def allowed(self, observation: Tensor) -> Tensor | None:
+        """Which choices an action may be, ``[N, n]`` bool; None where observations have no mask.
+
+        Args:
+            observation: ``[N, *obs]``.
+        """
+        if self._observations is None:
+            return None
+        return self._observations.allowed(observation)
+
     @abstractmethod
     def begin(
         self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1

@@ -24,6 +24,7 @@ from rlsync.runs.recipes.evaluating import (
     tried_by_workers,
     whether_episodes_end,
 )
+from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.overview import Overview, warn_of_memory
 from rlsync.runs.recipes.settings import ClusterConfig, Config, LoggerConfig
 from rlsync.runs.recipes.timeline import Timeline, timeline
@@ -179,7 +180,7 @@ def _without_processes(config: Config) -> Config:
     if not isinstance(device, str):
         device = device[0]
     recipe = deepcopy(config.recipe)
-    if hasattr(recipe, "replay"):
+    if isinstance(recipe, ImpalaConfig):
         recipe.replay.path = None
     recipe.evaluations().every_frames = 0
     recipe.evaluations().video_every = None

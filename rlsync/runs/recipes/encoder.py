@@ -255,10 +255,7 @@ class Encoder(nn.Module):
 
     def forward(self, rows: Tensor | Mapping[str, Tensor]) -> Tensor:
         observations = self.observations
-        if isinstance(rows, Tensor):
-            parts = observations.split(rows)
-        else:
-            parts = dict(rows)
+        parts = observations.split(rows)
         numbers = [parts[part.name] for part in observations.parts if part.kind == "numbers"]
         if not self.torsos:
             return torch.cat(numbers, -1)
@@ -334,11 +331,7 @@ def only_allowed(
         observations: what a row is made of. Without a mask nothing changes.
         observation: the rows, or their parts by name.
     """
-    if observations.mask is None:
+    allowed = observations.allowed(observation)
+    if allowed is None:
         return outputs
-    if isinstance(observation, Tensor):
-        allowed = observations.allowed(observation)
-        assert allowed is not None
-    else:
-        allowed = observation[observations.mask.name] > 0
     return outputs.masked_fill(~allowed, torch.finfo(outputs.dtype).min)

@@ -116,9 +116,8 @@ class Sight(NamedTuple):
     encoder: Encoder | None  #: None: a row is numbers alone, and networks take it as it is
     features: int  #: what the layers behind take
     hidden: list[int]  #: widths of the hidden layers behind
-    clip: (
-        float | None
-    )  #: largest distance from 0 of a normalised number; None: nothing is normalised
+    #: largest distance from 0 of a normalised number; None: nothing is normalised
+    clip: float | None
 
     @classmethod
     def of(cls, recipe: Seeing, spaces: Spaces) -> Sight:

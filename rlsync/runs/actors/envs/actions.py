@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -300,10 +300,10 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
         case MultiDiscrete():
             nvec = tuple(map(int, space.nvec.flat))
             start = tuple(map(int, space.start.flat))
-            return MultiDiscreteActions(nvec, start, space.dtype.name, _several_axes(space))
+            return MultiDiscreteActions(nvec, start, space.dtype.name, several_axes(space.shape))
         case MultiBinary():
             nvec = (2,) * math.prod(space.shape)
-            return MultiDiscreteActions(nvec, (), space.dtype.name, _several_axes(space))
+            return MultiDiscreteActions(nvec, (), space.dtype.name, several_axes(space.shape))
         case Box(shape=(size,)) if space.dtype.name in _FLOATS:
             low = tuple(map(float, space.low))
             high = tuple(map(float, space.high))
@@ -321,12 +321,12 @@ def _drawn_of(allowed: Tensor, generator: Generator) -> Tensor:
     return (ranks + 1).mul(allowed).argmax(-1)
 
 
-def _several_axes(space: MultiDiscrete[Any] | MultiBinary) -> tuple[int, ...] | None:
-    """The shape of a space, or None if it has one axis."""
-    shape = tuple(map(int, space.shape))
-    if len(shape) == 1:
+def several_axes(shape: Iterable[int]) -> tuple[int, ...] | None:
+    """A shape, or None if it has one axis: ``sent_shape`` of :class:`MultiDiscreteActions`."""
+    sizes = tuple(map(int, shape))
+    if len(sizes) == 1:
         return None
-    return shape
+    return sizes
 
 
 def unusable_actions(space: object, name: str) -> ConfigError:

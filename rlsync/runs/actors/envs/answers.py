@@ -28,9 +28,13 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlsync import ConfigError
-from rlsync.runs.actors.envs.observations import MASK, Observations, OutsideSpace, Rows
-
-_NUMBERS = "fiub"  # kinds of numpy's dtypes: floats, whole numbers, bools
+from rlsync.runs.actors.envs.observations import (
+    MASK,
+    NUMBERS,
+    Observations,
+    OutsideSpace,
+    Rows,
+)
 
 
 class CheckedEnv(Wrapper[Any, Any, Any, Any]):
@@ -125,27 +129,30 @@ class _RowForm:
         ended: bool = False,
     ) -> NDArray[Any]:
         """Rows ``[*lead, *shape]``; in the last one of an episode that ``ended`` nothing need be allowed."""
-        where = f"{method}() of {self.name}; its observation space is {self.space}"
         try:
             rows = self.observations.row(answer, self.lead, info.get(MASK))
         except OutsideSpace as error:
             problem = f"an observation is outside its space: {error}"
             cure = "correct what the environment returns, or give it the space of its answers"
-            raise ConfigError(problem, where, cure) from None
-        if self.observations.mask is not None and not ended:
-            self._require_an_action(rows, where)
+            raise ConfigError(problem, self._where(method), cure) from None
+        if not ended:
+            self._require_an_action(rows, method)
         return rows
 
-    def _require_an_action(self, rows: NDArray[Any], where: str) -> None:
+    def _require_an_action(self, rows: NDArray[Any], method: str) -> None:
         """Raise ConfigError where a mask leaves nothing to choose."""
         mask = self.observations.mask
-        assert mask is not None
-        allowed = self.observations.split(torch.from_numpy(rows))[mask.name]
+        allowed = self.observations.allowed(torch.from_numpy(rows))
+        if mask is None or allowed is None:
+            return
         for choices in allowed.split(list(mask.choices), -1):
             if not bool(choices.any(-1).all()):
-                problem = f"a mask allows no action: {allowed.tolist()}"
+                problem = f"a mask allows no action: {allowed.int().tolist()}"
                 cure = "allow at least one; where nothing can be done, end the episode"
-                raise ConfigError(problem, where, cure)
+                raise ConfigError(problem, self._where(method), cure)
+
+    def _where(self, method: str) -> str:
+        return f"{method}() of {self.name}; its observation space is {self.space}"
 
 
 class CheckedVectorEnv(VectorWrapper):  # type: ignore[type-arg] # gymnasium 1.1's takes no types
@@ -266,7 +273,7 @@ class _Form:
         if self.shape is None or self.dtype is None:
             return answer
         array = _array(answer)
-        if array is None or array.dtype.kind not in _NUMBERS or array.shape != self.shape:
+        if array is None or array.dtype.kind not in NUMBERS or array.shape != self.shape:
             self._refuse_observation(answer, method, field)
         cast = array.astype(self.dtype)  # a copy in any case
         if array.dtype != self.dtype and self.dtype.kind != "f":

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ Kind = Literal["numbers", "mask", "picture"]
 _BYTES = 4  #: of a float32: where rows are bytes, they are a multiple of it
 #: A box of bytes with two axes is a grey picture from so many rows and columns on; smaller ones are boards.
 _LEAST_GREY = 32
-_KINDS = "fiub"  #: kinds of numpy's dtypes that are numbers
+NUMBERS = "fiub"  #: kinds of numpy's dtypes: floats, whole numbers, bools
 
 
 class OutsideSpace(ValueError):
@@ -114,7 +115,7 @@ class Part:
         """
         array = _array(answer)
         wanted = (*lead, *(self.space.shape or ()))
-        if array.dtype.kind not in _KINDS or array.shape != wanted:
+        if array.dtype.kind not in NUMBERS or array.shape != wanted:
             raise OutsideSpace(f"{list(array.shape)} of {array.dtype}")
         match self.space:
             case Discrete(n=n, start=start):
@@ -180,9 +181,8 @@ class Observations:
     #: whether a row is a picture, ``[channels, height, width]``, and nothing else
     are_pictures: bool = field(init=False, compare=False)
     features: int = field(init=False, compare=False)  #: the numbers in a row, but for a mask
-    mask: Part | None = field(
-        init=False, compare=False
-    )  #: the part that says which actions there are
+    #: the part that says which actions there are
+    mask: Part | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         pictures = tuple(part for part in self.parts if part.kind == "picture")
@@ -204,12 +204,14 @@ class Observations:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
-    def split(self, rows: Tensor) -> dict[str, Tensor]:
+    def split(self, rows: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The parts of rows by name, ``[..., *part]``: views where memory allows it.
 
         Args:
-            rows: ``[..., *shape]``.
+            rows: ``[..., *shape]``; or their parts by name, which stay as they are.
         """
+        if not isinstance(rows, Tensor):
+            return rows
         if self.are_pictures:
             return {self.parts[0].name: rows}
         views = {}
@@ -255,11 +257,11 @@ class Observations:
             return rows[..., : _BYTES * self.features].view(torch.float32)
         return rows[..., : self.features]
 
-    def allowed(self, rows: Tensor) -> Tensor | None:
+    def allowed(self, rows: Tensor | Mapping[str, Tensor]) -> Tensor | None:
         """Which choices an action may be, ``[..., n]`` bool; None where there is no mask.
 
         Args:
-            rows: ``[..., *shape]``.
+            rows: ``[..., *shape]``, or their parts by name.
         """
         if self.mask is None:
             return None
@@ -292,10 +294,8 @@ class Observations:
             OutsideSpace: the first part is missing.
         """
         part = self.parts[0]
-        try:
+        with _naming(part):
             array = _array(_at(answer, part.path))
-        except OutsideSpace as error:
-            raise OutsideSpace(f"{part.name!r} is {error}; its space is {part.space}") from None
         return array.shape[: array.ndim - len(part.space.shape or ())]
 
     def row(self, answer: Any, lead: tuple[int, ...] = (), mask: Any = None) -> NDArray[Any]:
@@ -311,11 +311,9 @@ class Observations:
         """
         rows = []
         for part in self.parts:
-            try:
-                leaf = _at({MASK: mask}, (MASK,)) if part.is_in_info else _at(answer, part.path)
-                rows.append(part.row(leaf, lead))
-            except OutsideSpace as error:
-                raise OutsideSpace(f"{part.name!r} is {error}; its space is {part.space}") from None
+            source = mask if part.is_in_info else answer
+            with _naming(part):
+                rows.append(part.row(_at(source, part.path), lead))
         if self.are_pictures:
             return rows[0]
         if self.dtype is torch.float32:
@@ -373,7 +371,7 @@ def observations_of(
     if mask_in_info and isinstance(space, Dict) and MASK in space.spaces:
         problem = f"{name!r} has a mask in its observations, and one in its info is asked for"
         raise ConfigError(problem, "env.action_mask=info", "give env.action_mask=observation")
-    for path, leaf in _leaves(space):
+    for path, leaf in leaves(space):
         if choices and path == (MASK,):
             parts.append(_mask(path, leaf, name, choices))
         else:
@@ -466,19 +464,28 @@ def _picture(space: Box) -> tuple[int, int, int] | None:
     return None
 
 
-def _leaves(
+def leaves(
     space: Space[Any], path: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], Space[Any]]]:
-    """The boxes and choices of a space, by their keys."""
+    """The spaces that a space is made of, by their keys: boxes, choices, and what can be no array."""
     match space:
         case Dict(spaces=spaces):
             for key, each in spaces.items():
-                yield from _leaves(each, (*path, key))
+                yield from leaves(each, (*path, key))
         case Tuple(spaces=several):
             for number, each in enumerate(several):
-                yield from _leaves(each, (*path, number))
+                yield from leaves(each, (*path, number))
         case _:
             yield path, space
+
+
+@contextmanager
+def _naming(part: Part) -> Iterator[None]:
+    """Let an OutsideSpace inside name the part."""
+    try:
+        yield
+    except OutsideSpace as error:
+        raise OutsideSpace(f"{part.name!r} is {error}; its space is {part.space}") from None
 
 
 def _at(answer: Any, path: tuple[str | int, ...]) -> Any:

@@ -28,6 +28,7 @@ from rlsync.runs.actors.envs.actions import (
     BoxActions,
     DiscreteActions,
     MultiDiscreteActions,
+    several_axes,
     unusable_actions,
 )
 from rlsync.runs.actors.envs.observations import Observations, observations_of
@@ -46,20 +47,16 @@ class SerialEnvs(Envs):
     ) -> None:
         self.envs = SerialEnv(num_envs, make)
         try:
-            self._observations = self._observed(observation, name)
+            row = self._observed(observation, name)
             actions = _actions_of(self.envs.action_spec_unbatched, name)
         except ConfigError:
             self.close()
             raise
-        row = self._observations
         super().__init__(num_envs, actions, row.shape, row.dtype)
+        self._observations = row
         self._key = observation
         self._actions = self.envs.action_spec
         self._now: TensorDictBase = TensorDict()
-
-    @property
-    def observations(self) -> Observations:
-        return self._observations
 
     def _observed(self, key: str, name: str) -> Observations:
         """What players see under a key: bytes of pictures, or numbers; bounds of bytes are not told."""
@@ -143,7 +140,4 @@ def _actions_of(spec: TensorSpec, name: str) -> ActionSpec:
 
 
 def _several(nvec: tuple[int, ...], shape: tuple[int, ...]) -> MultiDiscreteActions:
-    sent_shape = None
-    if len(shape) > 1:
-        sent_shape = shape
-    return MultiDiscreteActions(nvec, sent_shape=sent_shape)
+    return MultiDiscreteActions(nvec, sent_shape=several_axes(shape))

@@ -62,11 +62,12 @@ class Envs(ABC):
     observation_shape: tuple[int, ...]
     observation_dtype: torch.dtype
     keeps_last: bool = field(default=False, init=False)  # see keep_last()
+    _observations: Observations | None = field(default=None, init=False)  # None: as its shape says
 
     @property
     def observations(self) -> Observations:
         """What a row of an observation is made of."""
-        return like(self.observation_shape, self.observation_dtype)
+        return self._observations or like(self.observation_shape, self.observation_dtype)
 
     def keep_last(self) -> None:
         """From now on give the last observations of episodes that terminate, too."""
@@ -102,16 +103,12 @@ class SpacedEnvs(Envs):
     """Environments with gymnasium's spaces; a ConfigError if players cannot act there."""
 
     def __init__(self, num_envs: int, observed: Space[Any], taken: Space[Any], name: str) -> None:
-        self._observations = observations_of(observed, name)
+        row = observations_of(observed, name)
         actions = actions_of(taken, name)
-        row = self._observations
         super().__init__(num_envs, actions, row.shape, row.dtype)
+        self._observations = row
         self._translate = actions.translation()
         self._sent: NDArray[Any] = np.empty(0)
-
-    @property
-    def observations(self) -> Observations:
-        return self._observations
 
     def send(self, action: Tensor) -> None:
         self._sent = self._translated(action)

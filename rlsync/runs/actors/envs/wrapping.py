@@ -17,7 +17,7 @@ from gymnasium.wrappers import FrameStackObservation, TransformObservation
 from numpy.typing import NDArray
 
 from rlsync import ConfigError, RlsyncError
-from rlsync.runs.actors.envs.observations import Rows
+from rlsync.runs.actors.envs.observations import Rows, leaves
 from rlsync.seams import first_line, user_input
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -190,7 +190,7 @@ def require_numbers(space: spaces.Space[Any], name: str) -> None:
         space: of the observations of one environment.
         name: the environment's, for errors.
     """
-    without = _without_numbers(space, "")
+    without = _without_numbers(space)
     if not without:
         return
     parts = [f"{path} is {kind}" for path, kind in without.items() if path]
@@ -199,7 +199,7 @@ def require_numbers(space: spaces.Space[Any], name: str) -> None:
         "give it a wrapper that makes numbers of them, like gymnasium.wrappers.TransformObservation"
     )
     if isinstance(space, spaces.Dict):
-        keys = [key for key, below in space.spaces.items() if not _without_numbers(below, "")]
+        keys = [key for key, below in space.spaces.items() if not _without_numbers(below)]
         if any("MissionSpace" in kind for kind in without.values()):
             cure = "env.wrappers=[minigrid.wrappers.ImgObsWrapper] shows the picture alone, FlatObsWrapper "
             cure += "of the same module also the mission, as one vector; FullyObsWrapper before them all cells"
@@ -209,19 +209,10 @@ def require_numbers(space: spaces.Space[Any], name: str) -> None:
     raise ConfigError(problem, "the environment's observation space", cure)
 
 
-def _without_numbers(space: spaces.Space[Any], path: str) -> dict[str, str]:
+def _without_numbers(space: spaces.Space[Any]) -> dict[str, str]:
     """The parts of a space of which no array can be made: their paths, and their kinds."""
-    if isinstance(space, _OF_NUMBERS):
-        return {}
-    below: dict[Any, spaces.Space[Any]] = {}
-    match space:
-        case spaces.Dict():
-            below = dict(space.spaces)
-        case spaces.Tuple():
-            below = dict(enumerate(space.spaces))
-        case _:
-            return {path: type(space).__name__}
-    parts = {}
-    for key, part in below.items():
-        parts.update(_without_numbers(part, f"{path}.{key}".removeprefix(".")))
-    return parts
+    kinds = {}
+    for path, leaf in leaves(space):
+        if not isinstance(leaf, _OF_NUMBERS):
+            kinds[".".join(map(str, path))] = type(leaf).__name__
+    return kinds

@@ -44,19 +44,15 @@ class PrefilledPlayer(Player):
         self.player = player
         self.prefill = Prefill()
         self.keeps_last = player.keeps_last
-        self._uniform = UniformPlayer(
-            player.actions,
-            player._observations or player.observation_shape,
-            player.observation_dtype,
-        )
+        row = player._observations or player.observation_shape
+        self._uniform = UniformPlayer(player.actions, row, player.observation_dtype)
         super().__init__(
             {**player.modules, PREFILL: self.prefill},
             player.actions,
-            player.observation_shape,
+            row,
             player.observation_dtype,
             player.records,
         )
-        self._observations = player._observations
 
     def begin(
         self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1

@@ -177,6 +177,6 @@ class EpsilonGreedyPlayer(Player):
             epsilon = self._rate.eps
         draws = torch.rand(len(greedy), generator=generator, device=greedy.device)
         explores = draws < epsilon ** state[_EXPONENT]
-        allowed = self.observations.allowed(observation)
+        allowed = self.allowed(observation)
         random = self._actions.drawn(len(greedy), generator, greedy.device, allowed)
         return torch.where(explores, random, greedy)

@@ -72,7 +72,7 @@ class UniformPlayer(Player):
         count = len(observation)
         actions = self.actions
         device = observation.device
-        allowed = self.observations.allowed(observation)
+        allowed = self.allowed(observation)
         if isinstance(actions, BoxActions):
             low = torch.tensor(actions.low, device=device)
             high = torch.tensor(actions.high, device=device)
