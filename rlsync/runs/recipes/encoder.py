@@ -38,7 +38,7 @@ class Pixels(nn.Module):
     def follow(self, pixels: Tensor) -> None:
         """Take unrolls ``[S, B, *shape]`` into account: every eighth step, as neighbours are much alike."""
         new = pixels[::8].flatten(0, 1)
-        variance, mean = torch.var_mean(new / _unit(new), 0, correction=0)
+        variance, mean = torch.var_mean(_as_numbers(new), 0, correction=0)
         self.seen.add_(len(new))
         share = len(new) / self.seen
         error = mean - self.mean
@@ -46,18 +46,22 @@ class Pixels(nn.Module):
         self.mean.add_(share * error)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        numbers = pixels / _unit(pixels)
-        if self.normalize:  # in place: an unroll's floats are many, and new memory is slow
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        numbers = _as_numbers(pixels, layout)
+        if self.normalize:
             numbers.sub_(self.mean).mul_((self.variance + 1e-5).rsqrt()).clamp_(-5, 5)
-        if self.channels_last:
-            return numbers.contiguous(memory_format=torch.channels_last)
         return numbers
 
 
-def _unit(pixels: Tensor) -> int:
+def _as_numbers(pixels: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """A copy of pictures as floats, bytes / 255.
+
+    Bytes come into the layout of the convolutions first, and are divided in place: floats are four times as
+    much, and new memory is slow.
+    """
     if pixels.is_floating_point():
-        return 1
-    return 255
+        return pixels.to(memory_format=layout, copy=True)
+    return pixels.to(torch.get_default_dtype(), memory_format=layout).div_(255)
 
 
 class Residual(nn.Module):

@@ -72,13 +72,16 @@ def build_of_transitions(run: parts.Run[PPOConfig]) -> PPOTrainer:
             ),
             num_epochs=recipe.num_epochs,
             optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
-            gae=Advantages(loss.critic_network, recipe.gamma, recipe.gae_lambda, normalize.scaled),
+            add_gae=False,  # PPOTrainer would compute them anew in each epoch
         )
         if recipe.normalize.observations or recipe.normalize.rewards:
             normalize.register(trainer)
         pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
-        # The advantages are computed before the replay buffer is filled.
         parts.ToLearner(run.device).register(trainer)
+        advantages = Advantages(
+            loss.critic_network, recipe.gamma, recipe.gae_lambda, normalize.scaled
+        )
+        trainer.register_op("batch_process", advantages)
         greedy = player_of(loss.actor_network, run.spaces, deterministic=True)
         parts.register_with_evaluations(trainer, run, greedy)
     return trainer
@@ -154,13 +157,17 @@ def player_of(
     return parts.HeadPlayer(actor, network, head, spaces, deterministic=deterministic)
 
 
+#: Beyond about so many pictures new memory costs more than a call of the critic.
+_VALUED_AT_ONCE = 256
+
+
 @dataclass
 class Advantages:
     """Writes ``advantage`` and ``value_target`` into batches ``[B, T]``, by TorchRL's GAE.
 
-    One pass of the critic values the T + 1 observations of each environment; where an episode has ended
-    within them, what followed it is valued in a second, small one. ``scaled`` maps the rewards to those that
-    are learned from.
+    Once for a batch, before the first epoch, as in algorithm 1 of the paper. One pass of the critic values
+    the T + 1 observations of each environment; where an episode has ended within them, what followed it is
+    valued in a second, small one. ``scaled`` maps the rewards to those that are learned from.
     """
 
     critic: ValueOperator
@@ -173,7 +180,7 @@ class Advantages:
         after = batch["next"]
         following = after["observation"]
         done = after["done"]
-        values = self.critic.module(torch.cat([batch["observation"], following[:, -1:]], 1))
+        values = self._values(torch.cat([batch["observation"], following[:, -1:]], 1))
         value = values[:, :-1]
         next_value = values[:, 1:]
         ends = done.squeeze(-1)
@@ -190,6 +197,11 @@ class Advantages:
             after["terminated"],
         )
         return batch.set("advantage", advantage).set("value_target", target)
+
+    def _values(self, observations: Tensor) -> Tensor:
+        """Those of ``[B, T + 1]`` observations, of a few environments at a time: pictures need much memory."""
+        envs = max(1, _VALUED_AT_ONCE // observations.shape[1])
+        return torch.cat([self.critic.module(some) for some in observations.split(envs)])
 
 
 def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:

@@ -214,6 +214,24 @@ def test_advantages_of_one_pass_are_those_of_torchrls_two(num_envs: int) -> None
     assert min(ends.values()) > 0, ends
 
 
+@pytest.mark.parametrize("name", ["ppo", "ppo-lstm"])
+def test_each_pass_over_a_batch_has_the_same_value_targets(name: str, tmp_path: Path) -> None:
+    config = config_of(name, tmp_path, lag=0, workers=0)
+    targets: list[torch.Tensor] = []
+
+    def watch(trainer: Trainer) -> None:
+        trainer.register_op("process_optim_batch", keep)
+
+    def keep(minibatch: TensorDictBase) -> TensorDictBase:
+        targets.append(minibatch["value_target"].flatten())
+        return minibatch
+
+    life_of(config, watch)
+    passes = torch.cat(targets).view(BATCHES, config.recipe.num_epochs, BATCH).sort(-1).values
+    assert config.recipe.num_epochs > 1
+    assert torch.equal(passes, passes[:, :1].expand_as(passes))
+
+
 # --------------------------------------------------------------------------------- all that come together
 
 
