@@ -389,7 +389,7 @@ class Receipt:
 
     #: the version that this publish made; if it was coalesced, the newest version before it
     version: int
-    reason: str  #: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``
+    reason: str  #: ``"start"``, ``"resume"``, ``"trigger"``, ``"call"`` or ``"life"``
     copied_leaves: int  #: leaves whose bytes were copied, casts and sharded leaves included
     aliased_leaves: int  #: leaves that share memory with their destination
     cast_leaves: int  #: leaves copied into another dtype

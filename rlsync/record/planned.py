@@ -27,7 +27,11 @@ _FORMAT = 1
 _TURN = PAGE_BYTES // 8  # a word: how often the learner has asked for a batch
 _OVER = _TURN + 1  # a word: whether the learner has given up the plan
 _BEGUN = _OVER + 1  # a word for each worker: how many rollouts of its plan have begun
-_BYTES = whole_pages((_BEGUN + fmt.MAX_READERS) * 8)
+_VERSION = (
+    _BEGUN + fmt.MAX_READERS
+)  # a word for each worker: with which version the newest of them began
+_NUMBER = _VERSION + fmt.MAX_READERS  # a word for each worker: which one that was
+_BYTES = whole_pages((_NUMBER + fmt.MAX_READERS) * 8)
 
 #: By worker: its rollouts, in order: in which life of the worker, with which version. Versions do not fall. A
 #: FixedLag numbers the learner's turns in their place: a rollout acts with what is the newest in that turn.
@@ -110,10 +114,20 @@ class PlannedReader(BoardReader):
             time.sleep(pause_s)
             self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
             waited_from = self.waiting(waited_from)
-        super().adopt()
+        self._adopt_for(begun)
         self._acts = True
         self._counts[self._at] = begun + 1
         return self.version
+
+    def _adopt_for(self, number: int) -> None:
+        """Adopt the version of a rollout: the newest, or that with which a process that died had begun it."""
+        version = _VERSION + self.reader
+        begun_before = self._counts[version] and self._counts[_NUMBER + self.reader] == number
+        if begun_before and self.adopt_version(self._counts[version]):
+            return
+        super().adopt()
+        self._counts[version] = self.version
+        self._counts[_NUMBER + self.reader] = number
 
     def close(self) -> None:
         self._own.close()
@@ -136,6 +150,7 @@ class PlannedBoard(BoardWriter):
         self._counted.allocate(0, _BYTES)
         self._counts = self._counted.words(_BYTES, 0)
         self._plan_mark = Mark.write(self._counts, _MAGIC, _FORMAT)
+        self._slots.kept = self._begun_with
         #: Looks after the workers while a publish waits for them; whether the patience with them begins anew.
         self.look: Callable[[], bool] = bool
 
@@ -180,6 +195,10 @@ class PlannedBoard(BoardWriter):
             time.sleep(pause_s)
         return super().publish(tensors, later, stamp=stamp)
 
+    def _begun_with(self) -> Set[int]:
+        """The versions with which the workers' newest rollouts began: who dies leaves one to be made again."""
+        return {self._counts[_VERSION + worker] for worker in self._plan} - {0}
+
     def _late(self, version: int) -> list[int]:
         """The workers that have yet to begin a rollout with this version or an older one."""
         late = []
@@ -194,7 +213,7 @@ class PlannedBoard(BoardWriter):
         return _rollout_at(self._counts[_BEGUN + worker], self._plan[worker])
 
     def go_back(self, worker: int, number: int) -> None:
-        """Let a worker's next process begin with this rollout."""
+        """Let a worker's next process begin with this rollout: if it was begun before, with that version."""
         self._counts[_BEGUN + worker] = number
 
     def let_go(self) -> None:

@@ -122,16 +122,21 @@ class Life:
 class FixedLag(Sequence[Rollout]):
     """A computed life, and the rollouts of any worker in it.
 
-    Rollout n begins when the learner has learned from those up to n-1-``lag`` of all workers. Its ``version``
-    is how often a batch was asked for by then.
+    Rollout n begins when the learner has learned from those up to n-1-``lag`` of all workers, and the first
+    of a life when it has learned from all before. Its ``version`` is how often a batch was asked for by then.
     """
 
     lag: int
     workers: int
     per_batch: int  #: rollouts
+    per_life: int | None = None  #: rollouts of each worker; None: there is one life
 
     def __getitem__(self, number: int) -> Rollout:  # type: ignore[override]  # there are no slices
-        batches = max(0, number - self.lag) * self.workers // self.per_batch
+        before = 0
+        if self.per_life is not None:
+            before = number - number % self.per_life
+        learned = before + max(0, number - before - self.lag)
+        batches = learned * self.workers // self.per_batch
         return Rollout(EVERYBODY, life=0, number=number, version=batches + 1, ms=0)
 
     def __len__(self) -> int:
@@ -312,6 +317,9 @@ class Comparison:
     #: the number that the unequal version has in the other run; a resumed run has other ones
     others: int = 0
     alone: tuple[int, int] = (0, 0)  #: digests of each run for which the other has none
+    #: Of two runs: the optimizer steps after which ``last_equal`` was published, and ``unequal``, and the last
+    #: digest of either. Zeros for lives of one, whose versions have the same numbers.
+    updates: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def is_equal(self) -> bool:
@@ -333,28 +341,38 @@ class Comparison:
         if not self.unequal and any(self.alone):
             one, other = self.alone
             return (
-                f"equal up to version {self.last_equal}, where both runs have digests: {equal}\n"
+                f"{self._equal_up_to()}, where both runs have digests: {equal}\n"
                 f"not compared: {one} digests of the first run and {other} of the second. "
                 "The other run has none after as many optimizer steps"
             )
         if not self.unequal:
-            return f"equal up to version {self.last_equal}: {equal}"
+            return f"{self._equal_up_to()}: {equal}"
         names = list(self.leaves[:8])
         if len(self.leaves) > 8:
             names.append("...")
         leaves = ", ".join(names)
+        before = "no version before is equal"
         if self.last_equal:
-            before = f"equal up to version {self.last_equal}"
-        else:
-            before = "no version before is equal"
-        if self.others not in (0, self.unequal):
-            others = f" ({self.others} in the second run)"
-        else:
-            others = ""
+            before = self._equal_up_to()
         return (
-            f"unequal at version {self.unequal}{others}: {len(self.leaves)} leaves: {leaves}\n"
+            f"unequal at {self._unequal_at()}: {len(self.leaves)} leaves: {leaves}\n"
             f"{before}; since then {self.window}"
         )
+
+    def _equal_up_to(self) -> str:
+        equal, _, last = self.updates
+        if last:
+            return f"equal up to update {equal:,} of {last:,}"
+        return f"equal up to version {self.last_equal}"
+
+    def _unequal_at(self) -> str:
+        _, unequal, last = self.updates
+        if not last:
+            return f"version {self.unequal}"
+        versions = f"version {self.unequal}"
+        if self.others != self.unequal:
+            versions += f", {self.others} in the second run"
+        return f"update {unequal:,} ({versions})"
 
 
 def compared(one: Life, other: Life) -> Comparison:
@@ -376,7 +394,16 @@ def runs_compared(one: Sequence[Life], other: Sequence[Life]) -> Comparison:
     both = sorted(our_newest.keys() & their_newest.keys())
     pairs = {our_newest[steps]: their_newest[steps] for steps in both}
     comparison = _compared(ours, theirs, pairs)
-    return replace(comparison, alone=(len(our_newest) - len(both), len(their_newest) - len(both)))
+    steps = {version: after for after, version in our_newest.items()}
+    return replace(
+        comparison,
+        alone=(len(our_newest) - len(both), len(their_newest) - len(both)),
+        updates=(
+            steps.get(comparison.last_equal, 0),
+            steps.get(comparison.unequal, 0),
+            max([0, *our_newest, *their_newest]),
+        ),
+    )
 
 
 def _as_one(lives: Sequence[Life]) -> Life:

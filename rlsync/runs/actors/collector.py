@@ -14,6 +14,7 @@ from rlsync.runs.actors.ring.reader import RingCounters, RolloutRing
 from rlsync.runs.actors.rollout_collector import RolloutCollector, crew_of
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Supervisor
+from rlsync.runs.actors.trail import TrailHandle
 from rlsync.runs.actors.worker import WorkerJob, start_workers
 from rlsync.seams import BoardHandle, BoardWriter, sendable, starting, user_input
 
@@ -135,7 +136,12 @@ class UnrollCollector(RolloutCollector):
             board=self.board.handle,
             seed=seed,
             logs=tuple(logs.each),
+            trails=self._trails(),
         )
+
+    def _trails(self) -> TrailHandle | None:
+        """Where workers note what they have done, if those that die are replaced by others that do the same."""
+        return None
 
     def _started(self, seed: int, logs: starting.StartLogs) -> Supervisor:
         return start_workers(self._job(seed, logs), self.ring)
@@ -176,7 +182,7 @@ class UnrollCollector(RolloutCollector):
         Returns:
             The first seed that was not used, or with ``static_seed`` the same one.
         """
-        self.ring.seed(seed)
+        self.ring.seed(seed, self._frames)
         if static_seed:
             return seed
         return seed + self.num_workers * self.crew.settings.envs_per_worker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rlsync import BoardClosed, ConfigError, WorkerLost
+from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.collector import UnrollCollector, ring_slots
 from rlsync.runs.actors.envs.specs import EnvSpec
 from rlsync.runs.actors.intake import Rollouts
@@ -18,6 +19,7 @@ from rlsync.runs.actors.ring.format import MAX_SLOTS
 from rlsync.runs.actors.ring.reader import RolloutRing, TakenRollout
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts, Supervisor
+from rlsync.runs.actors.trail import TrailHandle, Trails
 from rlsync.runs.actors.worker import start_worker, supervised
 from rlsync.seams import BoardHandle, planned, schedule, starting
 
@@ -65,8 +67,8 @@ class RepeatedUnrolls(UnrollCollector):
     """An :class:`UnrollCollector` that makes the rollouts of a ``life``.
 
     Each worker waits for the version that its rollout has there, and lives as long. If one dies, a recorded
-    life ends. With a :class:`FixedLag` its successor makes that rollout, with other seeds and the newest
-    version, and the log tells it.
+    life ends. With a :class:`FixedLag` another process takes its place, and makes the rollouts that it would
+    have made, bit by bit.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class RepeatedUnrolls(UnrollCollector):
             plan = dict.fromkeys(range(workers), life)
         self._planned = planned.PlannedBoard(plan, stays=True, timeout_s=settings.silent_timeout_s)
         self._life = life
+        self._trails_of_all: Trails | None = None
         # Those of the run, and one with which each worker waits for its version.
         slots = ring_slots(settings, workers) + workers * (lag + 1) + settings.rollouts_per_batch
         restarts = settings.restarts
@@ -116,6 +119,13 @@ class RepeatedUnrolls(UnrollCollector):
     def board_here(self) -> BoardHandle:
         return self._planned.handle.board  # readers that are no workers have no plan
 
+    def _trails(self) -> TrailHandle | None:
+        if self.in_process or isinstance(self._life, schedule.Life):
+            return None
+        shape, dtype = self.crew.settings.shape.arrays(self.player)[keys.ACTION]
+        self._trails_of_all = Trails(self.num_workers, math.prod(shape) * dtype.itemsize)
+        return self._trails_of_all.handle
+
     def _started(self, seed: int, logs: starting.StartLogs) -> Supervisor:
         job = self._job(seed, logs)
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
@@ -126,12 +136,9 @@ class RepeatedUnrolls(UnrollCollector):
             if rollout is not None:
                 life = rollout.life
             if isinstance(self._life, schedule.FixedLag):
-                life = again
+                life = 0
                 if again:
-                    number = self.ring.writer(worker).written
-                    self._planned.go_back(worker, number)
-                    warning = "from rollout %d of worker %d on, this run is not the same as others of its seed"
-                    logging.getLogger(__name__).warning(warning, number, worker)
+                    self._planned.go_back(worker, self.ring.writer(worker).written)
             elif again and life in (None, lives[worker]):
                 problem = f"worker {worker} ended before its recorded life did"
                 raise WorkerLost(
@@ -154,3 +161,5 @@ class RepeatedUnrolls(UnrollCollector):
     def _end(self, timeout_s: float) -> None:
         self.board.close()  # workers may wait for versions that do not come
         super()._end(timeout_s)
+        if self._trails_of_all is not None:
+            self._trails_of_all.close()

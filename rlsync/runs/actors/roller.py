@@ -16,6 +16,7 @@ from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.envs.vectors import Envs, StepArrays
 from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.player import Acted, Seat, State
+from rlsync.runs.actors.trail import Standing
 
 Views = Mapping[str, Tensor]  #: the arrays of a slot, by name
 
@@ -150,6 +151,19 @@ class Group:
         for name, view in row.records:
             view.copy_(acted.records[name])
 
+    def repeat(self, step: int) -> None:
+        """Take the action that the slot has already; no player is asked."""
+        self.envs.send(self._steps[step].action)
+
+    @property
+    def state(self) -> State:
+        """The player's, between two rollouts."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = {name: tensor.to(self._seat.device) for name, tensor in state.items()}
+
     def _act_here(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State
     ) -> Acted:
@@ -248,6 +262,7 @@ class Roller:
         self._steps = shape.steps
         self._rows: dict[int, list[Rows]] = {}  # of each group, by the number of the slot
         self._step = 0
+        self._seat = seat
         self._before_act: Callable[[], None] | None = None
 
     @torch.inference_mode()
@@ -258,27 +273,53 @@ class Roller:
     @torch.inference_mode()
     def roll(self, number: int, slot: Views, version: int, stop: Callable[[], bool]) -> bool:
         """Fill a slot by the version that acts; False if ``stop()``, asked at every step, breaks it off."""
+        slot[keys.POLICY_VERSION].fill_(version)
+        for group in self._groups:
+            group.adopted(version)
+        return self._roll(number, slot, self._act, stop)
+
+    @torch.inference_mode()
+    def repeat(self, number: int, slot: Views, stop: Callable[[], bool]) -> bool:
+        """Fill a slot by the actions that it has already; False if ``stop()``, asked at every step."""
+        return self._roll(number, slot, Group.repeat, stop)
+
+    def _roll(
+        self,
+        number: int,
+        slot: Views,
+        act: Callable[[Group, int], None],
+        stop: Callable[[], bool],
+    ) -> bool:
         groups = self._groups
         if number not in self._rows:
             self._rows[number] = [group.cut(slot) for group in groups]
         slot[keys.FINAL_COUNT].zero_()
         slot[keys.EPISODE_RETURN].zero_()
         slot[keys.EPISODE_LENGTH].zero_()
-        slot[keys.POLICY_VERSION].fill_(version)
         for group, rows in zip(groups, self._rows[number], strict=True):
-            group.adopted(version)
             group.begin(slot, rows)
-            self._act(group, 0)
+            act(group, 0)
         for step in range(1, self._steps):
             if stop():
                 return False
             for group in groups:
                 group.finish(step - 1)
-                self._act(group, step)
+                act(group, step)
         for group in groups:
             group.finish(self._steps - 1)
             group.end()
         return True
+
+    @property
+    def standing(self) -> Standing:
+        """What the next rollout begins with, beside the environments."""
+        return Standing([group.state for group in self._groups], self._seat.generator.get_state())
+
+    @standing.setter
+    def standing(self, standing: Standing) -> None:
+        for group, state in zip(self._groups, standing.states, strict=True):
+            group.state = state
+        self._seat.generator.set_state(standing.randomness)
 
     def _act(self, group: Group, step: int) -> None:
         self._step = step

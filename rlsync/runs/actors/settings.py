@@ -63,6 +63,9 @@ class CollectSettings:
     storing_device: str | torch.device = "cpu"
     #: Seed of environments and actions; ``None`` draws one.
     seed: int | None = None
+    #: Rollouts of each worker in a life. After so many its environments are made anew, with seeds that follow from
+    #: ``seed`` and the frames of the run so far. None: one life.
+    life_rollouts: int | None = None
     #: How often a worker that ended is started again.
     restarts: Restarts = field(default_factory=Restarts)
     #: Whether batches are TorchRL's transitions, ``[B, T]``; see :mod:`rlsync.runs.actors.transitions`.
@@ -88,6 +91,8 @@ class CollectSettings:
             "envs_per_worker": self.envs_per_worker,
             "rollouts_per_batch": self.rollouts_per_batch,
         }
+        if self.life_rollouts is not None:
+            counts["life_rollouts"] = self.life_rollouts
         for name, count in counts.items():
             user_input.check_count(name, count, 1, f"{_CALL}({name}={count!r})", "")
         if self.overlap and self.envs_per_worker < 2:

@@ -105,8 +105,8 @@ class Supervisor:
     """Starts worker processes and keeps them running.
 
     One that ends is started again after a pause, and a silent one is killed. The run ends when one ends too
-    often or too often alike, all were killed, or all are silent. Silence counts while :meth:`look` is called,
-    and not for one that waits for a slot; life 0 is a first start.
+    often or too often alike, all of several were killed at once, or all are silent. Silence counts while
+    :meth:`look` is called, and not for one that waits for a slot; life 0 is a first start.
     """
 
     def __init__(
@@ -223,7 +223,8 @@ class Supervisor:
         return times
 
     def _require_one_left(self) -> None:
-        if len(self._pauses.due) < len(self.procs):
+        # Several at once: the machine has no room for them. One alone may have had an accident.
+        if len(self._pauses.due) < max(2, len(self.procs)):
             return
         codes = [process.exitcode for process in self.procs]
         if all(code is not None and code < 0 for code in codes):

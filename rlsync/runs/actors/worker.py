@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import set_forkserver_preload
@@ -25,6 +27,7 @@ from rlsync.runs.actors.ring.writer import RingWriter
 from rlsync.runs.actors.roller import Roller
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Supervisor
+from rlsync.runs.actors.trail import Trail, TrailHandle
 from rlsync.seams import (
     Adopt,
     Adopter,
@@ -39,7 +42,7 @@ from rlsync.seams import (
     trace,
 )
 
-#: the seeds of a worker's next life lie this far from those of the life before
+#: the seeds of a process that takes the place of one that died, and acts otherwise, lie this far from its
 _SEEDS_APART = 1_000_003
 
 
@@ -66,6 +69,8 @@ class WorkerJob:
     seed: int  # of the first environment of the first worker
     # where each worker leaves what it prints while it makes its environments
     logs: tuple[starting.StartLog, ...]
+    # what a process that died has done, to be done again; None: who takes its place acts otherwise
+    trails: TrailHandle | None = None
 
 
 def start_workers(job: WorkerJob, ring: RolloutRing) -> Supervisor:
@@ -125,6 +130,11 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
         writer.close()
 
 
+def seed_after(seed: int, frames: int) -> int:
+    """The seed of a life that begins after so many frames: with the run's own, workers would play them again."""
+    return int(np.random.SeedSequence([seed, frames]).generate_state(1)[0]) % 2**30
+
+
 def seed_all(seed: int) -> None:
     """Seed what environments and players may draw from besides the numbers that they are given."""
     torch.manual_seed(seed)
@@ -181,6 +191,9 @@ class Worker:
 
     It begins with the player's memory, on the board; :meth:`make_envs` comes next. BoardClosed: the learner
     has closed the board, or died.
+
+    After so many rollouts as ``settings.life_rollouts`` says another life begins, as that of a run that goes on
+    from a checkpoint: with environments made anew, and seeds of its own.
     """
 
     def __init__(self, job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
@@ -192,18 +205,66 @@ class Worker:
         self.adopter = adopting(job.board, worker, player, crew.settings.adopt, device, prove=True)
         if isinstance(self.adopter.reader, planned.PlannedReader):
             self.adopter.reader.waiting = writer.count_wait
-        #: What is added to the seed of a run, or to a new one, for the first environment of this worker.
-        self._offset = worker * crew.settings.envs_per_worker + life * _SEEDS_APART
-        seed = writer.new_seed()
-        if seed is None:
-            seed = job.seed
-        self._first_seed = seed + self._offset
-        seed_all(self._first_seed)
-        self._seat = Seat.taken(player, self._first_seed, device, worker, len(crew.devices))
+        self._trail: Trail | None = None
+        #: What is added to the seed of a life for the first environment of this worker.
+        self._offset = worker * crew.settings.envs_per_worker
+        if job.trails is not None:
+            self._trail = job.trails.open(worker)
+        else:
+            self._offset += life * _SEEDS_APART
+        self._run_seed = job.seed
+        given_seed = writer.new_seed()
+        #: That of the first life of this run.
+        self._first_seed = job.seed if given_seed is None else given_seed
+        seed = self._life_seed()
+        seed_all(seed)
+        self._seat = Seat.taken(player, seed, device, worker, len(crew.devices))
         self._roller: Roller | None = None
+        self._in_life = 0  # rollouts
 
     def make_envs(self) -> None:
         """Make the environments, and begin an episode in each; then this worker is ready."""
+        self._begin_life()
+        policy = nn.ModuleList(self._crew.player.modules.values())
+        self.adopter.answers.shadow = lambda: Shadow(
+            policy, self._crew.player.modules, self._here().act_once_more, self._here().before_acts
+        )
+        if self._trail is not None:
+            self._catch_up(self._trail)
+        self._writer.announce_ready()
+
+    def _here(self) -> Roller:
+        assert self._roller is not None, "its environments were made"
+        return self._roller
+
+    def _life_seed(self) -> int:
+        """The seed of this worker's first environment in the life of its next rollout."""
+        crew = self._crew
+        settings = crew.settings
+        seed = self._first_seed
+        rollouts = self._writer.written
+        if settings.life_rollouts is not None and rollouts >= settings.life_rollouts:
+            rollouts -= rollouts % settings.life_rollouts
+            frames = rollouts * len(crew.devices) * settings.steps * settings.envs_per_worker
+            seed = seed_after(self._run_seed, self._writer.frames_before + frames)
+        return seed + self._offset
+
+    def _begin_life(self) -> None:
+        """Make the environments anew, with the seeds of the life of the next rollout."""
+        self._roller, before = None, self._roller
+        if before is not None:
+            before.close()
+        seed = self._life_seed()
+        seed_all(seed)
+        self._seat.generator.manual_seed(seed)
+        self._roller = self._made_roller()
+        self._roller.reset(seed)
+        self._in_life = 0
+        every = self._crew.settings.life_rollouts
+        if every is not None:
+            self._writer.life = self._writer.written // every
+
+    def _made_roller(self) -> Roller:
         env = self._crew.env
         player = self._crew.player
         settings = self._crew.settings
@@ -215,42 +276,83 @@ class Worker:
                 envs.keep_last()
             return envs
 
-        roller = Roller(
+        return Roller(
             self._seat,
             make,
             settings.shape,
             overlap=settings.overlap,
             clip_reward=settings.clip_reward,
         )
-        self._roller = roller
-        roller.reset(self._first_seed)
-        policy = nn.ModuleList(player.modules.values())
-        self.adopter.answers.shadow = lambda: Shadow(
-            policy, player.modules, roller.act_once_more, roller.before_acts
-        )
-        self._writer.announce_ready()
+
+    def _catch_up(self, trail: Trail) -> None:
+        """Bring the environments to where those of a process that died were, by the same actions.
+
+        The player, which is not asked, gets its state back, and its random numbers.
+        """
+        writer = self._writer
+        rollouts = writer.written
+        every = self._crew.settings.life_rollouts
+        if every is not None:
+            rollouts %= every
+        if not rollouts:
+            return
+        roller = self._here()
+        number, views = writer.memory_of_its_own()
+        slot = trail.slot(number, views)
+        differs: list[str] = []
+        for place in range(rollouts):
+            recorded = trail.entry(place, slot)
+            if not roller.repeat(number, views, lambda: writer.closing):
+                return
+            writer.count_wait(time.monotonic_ns())  # a sign of life
+            if not differs:
+                differs = slot.sums().other_than(recorded)
+                if differs:
+                    _tell_not_decided(self._crew.env, writer.written - rollouts + place, differs)
+        roller.standing = trail.standing_after(writer.written - 1)
+        self._in_life = rollouts
 
     def step(self) -> bool:
         """Make a rollout, once a slot is free; False: the learner is gone."""
-        roller = self._roller
         writer = self._writer
-        assert roller is not None, "its environments were made"
         views = writer.take()
         if views is None or writer.slot is None:
             return False
-        if (seed := writer.new_seed()) is not None:
-            seed_all(seed + self._offset)
-            self._seat.generator.manual_seed(seed + self._offset)
-            roller.reset(seed + self._offset)
+        seed = writer.new_seed()
+        is_over = self._in_life == self._crew.settings.life_rollouts
+        # The seed that a life has just begun with changes nothing.
+        if seed is not None and (self._in_life or seed != self._first_seed):
+            self._first_seed = seed
+            is_over = True
+        if is_over:
+            self._begin_life()
+        roller = self._here()
         with self.adopter.acting() as version:
             complete = roller.roll(writer.slot, views, version, lambda: writer.closing)
             if trace.ON:
                 trace.write(trace.worker(self._seat.worker), "stamp", version)
         if complete:
+            if self._trail is not None:
+                slot = self._trail.slot(writer.slot, views)
+                self._trail.note(writer.written, self._in_life, slot, roller.standing)
+            self._in_life += 1
             writer.commit()
         return complete
 
     def close(self) -> None:
         self.adopter.close()
+        if self._trail is not None:
+            self._trail.close()
         if self._roller is not None:
             self._roller.close()
+
+
+def _tell_not_decided(env: EnvSpec, rollout: int, differs: Sequence[str]) -> None:
+    """Say that environments answered the same actions otherwise."""
+    parts = " and ".join(differs)
+    problem = (
+        f"the same actions in rollout {rollout} had another {parts}: the seed does not decide this "
+    )
+    problem += "environment, and from here on this run is not the same as others of its seed"
+    cure = "rlsync doctor --env names the first step that differs"
+    sys.stderr.write(f"{problem}\n  where  {env}\n  cure   {cure}\n")

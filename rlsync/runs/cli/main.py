@@ -166,7 +166,9 @@ def will_start_workers(words: Sequence[str]) -> bool:
     If not, and in vain, nothing is lost but time: the fork server begins later, or ends with this process. So
     it looks at the form of the words alone; which keys and values there are takes imports to know.
     """
-    other_ways = ("-", "hydra/launcher=", "cluster=", "recipe.agents=", "collector.num_workers=0")
+    in_other_processes = ("hydra/launcher=", "cluster=", "recipe.agents=", "restarts=")
+    other_ways = ("-", *in_other_processes, "collector.num_workers=0")
+
     for word in words:
         is_override = "=" in word or word.startswith("~")
         if not is_override or word.startswith(other_ways):

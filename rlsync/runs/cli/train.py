@@ -19,6 +19,7 @@ from rlsync.runs.config import command_line, own_hydra, trust
 from rlsync.runs.life.host import JobFailed, Lifeline, require_host, sweep_apart
 from rlsync.runs.life.job import Job, jobs_of, recorded_job, require_free_folder, words_of_sweep
 from rlsync.runs.life.output import EXIT_FAILED, exit_status
+from rlsync.runs.life.restarting import lifeline, train_again_if_killed
 from rlsync.runs.life.training import train_job
 from rlsync.runs.recipes.run_files import RESOLVED
 
@@ -31,7 +32,10 @@ def main(arguments: list[str]) -> int:
     elif line.flags.experimental_rerun or line.is_for_hydra:
         _let_hydra_answer(line)
     else:
-        return run_jobs(line, jobs_of(line))
+        jobs = jobs_of(line)
+        if restarts := jobs[0].config.restarts:
+            return train_again_if_killed(arguments, restarts)
+        return run_jobs(line, jobs)
     return 0
 
 
@@ -84,7 +88,7 @@ class Task:
         are run, unless a signal has ended this one.
         """
         about = HydraConfig.get()
-        parent = None if self.lifeline is None else self.lifeline.held()
+        parent = lifeline() if self.lifeline is None else self.lifeline.held()
         if parent is not None and parent.poll():
             problem = f"job {about.job.num} was not begun"
             raise JobFailed(problem, "the sweep was stopped", "start it by itself")
@@ -153,6 +157,8 @@ examples:
   rlsync train --cfg job               prints every key and its value
   rlsync train -m seed=0,1,2           runs a sweep
   rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint, which is checked first
+  rlsync train resume=auto run_dir=R   continues in the folder R from its checkpoint, or begins there
+  rlsync train restarts=9 run_dir=R    starts the run again from its checkpoint when something kills it
   rlsync train --trust resume=RUN      the same, if it cannot be checked, or is somebody else's and names code
   rlsync train --hydra-help            prints Hydra's own options
   rlsync check ...                     lists all that is wrong with the same words, runs nothing

@@ -18,21 +18,25 @@ from rlsync.runs.config import own_hydra, refusals, shipped, trust
 from rlsync.runs.config.command_line import CommandLine
 from rlsync.runs.config.refusals import SEE_ALL, key_of, parsed, word_of
 from rlsync.runs.config.shipped import ENV, RECIPE, TUNED, look_beside
-from rlsync.runs.recipes.checkpoints import checkpoint_at
+from rlsync.runs.recipes.checkpoints import AboutRun, checkpoint_at
 from rlsync.runs.recipes.env_settings import settings_with
 from rlsync.runs.recipes.registry import recipe_named
-from rlsync.runs.recipes.run_files import AGENTS, CHECKPOINT, RESOLVED
+from rlsync.runs.recipes.run_files import AGENTS, CHECKPOINT, LIFE_END, RESOLVED
 from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig, RenderedConfig
 from rlsync.seams import first_line
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
-OF_ONE_RUN = ("resume", "run_dir", "config_dir")
+_PATHS = ("resume", "run_dir", "config_dir")
+OF_ONE_RUN = (*_PATHS, "restarts")
 
 #: The option that a config group has when a run is resumed: what the run before had. A user cannot choose it.
 BEFORE = "_resumed_run_"
 
 #: The key that tells which option of a group a config has. To choose that option again sets nothing.
 _TOLD_BY = {"env": "id", "collector": "lag", "cluster": "kind", "logger": "kind", "sync": "map"}
+
+#: Resumes from the run's own folder, if it has a checkpoint, else begins there.
+AUTO = "auto"
 
 Choices = Mapping[str, Any]  #: the option that was chosen in each config group
 
@@ -43,6 +47,7 @@ class Composition:
     composed: DictConfig  # what it was made of, with Hydra's own part: a job that Hydra can run
     # what rlsync adds to the user's overrides, so that Hydra composes the same
     added: tuple[str, ...]
+    anew: bool = False  # whether resume=auto has found nothing to go on from
 
     @property
     def choices(self) -> Choices:
@@ -78,6 +83,7 @@ class _Composing:
         self._options: list[Override] = []  #: choose an option of a group
         self._resume: list[str] = []  #: the words that name the run that is resumed
         self._keys: list[Override] = []  #: all others, which set keys
+        self._anew = False
         for override in self._overrides:
             if override.is_hydra_override():
                 self._hydras.append(word_of(override))
@@ -87,6 +93,31 @@ class _Composing:
                 self._resume.append(word_of(override))
             else:
                 self._keys.append(override)
+        if self._resume == [f"resume={AUTO}"]:
+            self._resume = self._as_auto_means()
+
+    def _as_auto_means(self) -> list[str]:
+        """The word that resumes what the run's own folder has, from where a life begins; none: it begins."""
+        folders = [override.value() for override in self._keys if key_of(override) == "run_dir"]
+        if self._line.sweeps or not folders or not isinstance(folders[-1], str):
+            cure = (
+                "give run_dir=FOLDER: the run goes on there if it has a checkpoint, else it begins"
+            )
+            if self._line.sweeps:
+                cure = "start its jobs one by one, each with its run_dir"
+            self.errors.append(
+                ConfigError("resume=auto has no folder", "override resume=auto", cure)
+            )
+            return []
+        folder = self._line.folder / folders[-1]
+        place = folder
+        newest = checkpoint_at(folder)
+        if newest is not None and AboutRun.of(newest).within_a_life:
+            place = folder / LIFE_END
+        if checkpoint_at(place) is None:
+            self._anew = True
+            return []
+        return [f"resume='{place}'"]
 
     def composed(self) -> Composition | None:
         """The config; None if an option is wrong, for then nobody knows what the keys are."""
@@ -105,7 +136,7 @@ class _Composing:
         config = self._with_keys(config, words)
         typed = _typed(own_hydra.job_part(config), self._line.folder)
         self._record(config, typed, added)
-        return Composition(typed, config, tuple(added))
+        return Composition(typed, config, tuple(added), self._anew)
 
     def _hydra_composes(self, words: list[str]) -> DictConfig:
         return own_hydra.composed(self._line.config_name, words)
@@ -197,7 +228,7 @@ class _Composing:
 def _typed(config: DictConfig, folder: Path) -> Config:
     """The config as a dataclass, in which the run's own folders are absolute paths, seen from ``folder``."""
     try:
-        for key in OF_ONE_RUN:
+        for key in _PATHS:
             if (path := OmegaConf.select(config, key)) is not None:
                 config[key] = str(folder / str(path))
         with own_hydra.stumbles():

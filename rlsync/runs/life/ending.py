@@ -23,6 +23,7 @@ from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.life.output import EXIT_FAILED, drop_unread, exit_status
 from rlsync.runs.life.state import Ended, at, begin
 from rlsync.runs.recipes.run_files import CHECKPOINT
+from rlsync.runs.recipes.trainer import INTERRUPTED
 from rlsync.seams import families, last_checkpoint
 
 LIFE_OVER = "life_frames collected"  #: how a life ends that another one follows at once
@@ -204,7 +205,7 @@ class Interrupts:
 
     def how(self) -> str:
         if self.signal == signal.SIGINT:
-            return "interrupted"
+            return INTERRUPTED
         return "terminated"
 
     def exit_status(self) -> int:
@@ -218,7 +219,7 @@ class Interrupts:
         self._stop = stop
         self._within_s = within_s
         if self.signal is not None:
-            stop("interrupted")
+            stop(INTERRUPTED)
 
     def _watch(self, read_fd: int) -> None:
         """Read signals from the pipe.
@@ -258,14 +259,14 @@ class Interrupts:
         drop_unread()  # the terminal may be closed
         line = f"stopping after this iteration{limit}; {name} again kills, without a checkpoint"
         os.write(2, f"\n{line}\n".encode())
-        self._stop("interrupted")
+        self._stop(INTERRUPTED)
 
     def _await_end(self, parent: Connection) -> None:
         with suppress(OSError):
             parent.poll(None)
         if self.signal is None:
             self.signal = signal.SIGTERM
-        self._stop("interrupted")
+        self._stop(INTERRUPTED)
 
 
 def _is_the_hosts(handler: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from rlsync.runs.recipes.bounds import refuse
 from rlsync.runs.recipes.evaluating import require_screen
 from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
-from rlsync.runs.recipes.run_files import CHECKPOINT, RECEIPTS, agent_folder
+from rlsync.runs.recipes.run_files import CHECKPOINT, RECEIPTS, RESOLVED, agent_folder
 from rlsync.runs.recipes.settings import Config
 from rlsync.seams import machine, warn
 
@@ -60,6 +60,8 @@ class Job:
     agents: Mapping[int, Config] = field(default_factory=dict)
     # the replay of the population that this is an agent of
     shared: SharedReplayHandle | None = None
+    # whether it begins, and sets aside what an earlier beginning has left in its folder
+    anew: bool = False
     # whether it is run by a launcher of Hydra's that may start processes for jobs
     apart: bool = False
 
@@ -107,9 +109,12 @@ class Job:
 
 
 def examined(
-    config: Config, *, trusted: bool = False, config_dir: Path | None = None
+    config: Config, *, trusted: bool = False, config_dir: Path | None = None, anew: bool = False
 ) -> tuple[Job | None, list[RlsyncError]]:
-    """Check a config without starting a worker. Returns the job, or None, and all that is wrong."""
+    """Check a config without starting a worker. Returns the job, or None, and all that is wrong.
+
+    ``anew``: it may begin in a folder where it has begun before.
+    """
     errors = list(checks.errors(config))
 
     def tried(look: Callable[[], T]) -> T | None:
@@ -135,7 +140,7 @@ def examined(
     if recipe is None or errors:
         return None, errors
 
-    job = Job(config, recipe, spaces, checkpoint=None, trusted=trusted)
+    job = Job(config, recipe, spaces, checkpoint=None, trusted=trusted, anew=anew)
     if before is not None:
         job = replace(job, changes=changes(before, config))
     if resumed is not None:
@@ -167,8 +172,16 @@ def require_free_folder(job: Job) -> None:
         raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)
     if job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
         return
+    if job.anew and _has_begun(job, Path(run_dir)):
+        return
     cure = f"give another folder, or resume={run_dir} to go on with that run"
     raise ConfigError(f"the folder {run_dir!r} holds another run", f"run_dir={run_dir}", cure)
+
+
+def _has_begun(job: Job, run_dir: Path) -> bool:
+    """Whether what is in this folder was left by a beginning of the same run."""
+    file = run_dir / RESOLVED
+    return file.is_file() and not changes(written(file, trusted=job.trusted), job.config)
 
 
 @cache  # a run's folder is looked at when its config is checked, and when the run begins
@@ -229,12 +242,18 @@ def _examined_job(
         config = replace(whole, resume=None)
     else:
         config = whole
-    job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
+    job, wrong = examined(
+        config, trusted=line.trusted, config_dir=line.config_dir, anew=composed.anew
+    )
     errors += wrong
     if job is None or faults:
         return None, errors
 
     sweeps = line.sweeps or own_hydra.asks_for_sweep(composed.composed)
+    if whole.restarts:
+        errors += _restart_errors(line, whole)
+        if errors:
+            return None, errors
     facts = {**told(composed.choices, whole, line.config_dir), **job.told}
     agents: Mapping[int, Config] = {}
     if population:
@@ -255,6 +274,23 @@ def _examined_job(
         apart=line.sweeps and composed.choices.get(own_hydra.LAUNCHER) not in own_hydra.BASIC,
     )
     return job, errors
+
+
+def _restart_errors(line: CommandLine, config: Config) -> Iterator[RlsyncError]:
+    """Why a run cannot be started again from its checkpoint."""
+    where = f"restarts={config.restarts}"
+    if line.sweeps:
+        cure = "start its jobs one by one, or give restarts=0"
+        yield ConfigError("the jobs of a sweep are not started again", where, cure)
+    elif config.run_dir is None:
+        cure = "give run_dir=FOLDER"
+        yield ConfigError("a run that is started again needs a folder of its own", where, cure)
+    elif config.resume is not None and Path(config.run_dir) not in (
+        Path(config.resume),
+        Path(config.resume).parent,
+    ):
+        cure = f"copy that run to {config.run_dir}, and give resume=auto"
+        yield ConfigError("a run that is started again goes on in its own folder", where, cure)
 
 
 def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:

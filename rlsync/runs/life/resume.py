@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,6 +14,7 @@ from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.runs.actors.worker import seed_after
 from rlsync.runs.config.composing import OF_ONE_RUN, nothing_in
 from rlsync.runs.config.trust import check_checkpoint
 from rlsync.runs.evaluation.checkpoint import Component
@@ -159,11 +159,6 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
     settings.put_back(restored)
     if trainer.seed is not None:
         trainer.collector.set_seed(seed_after(trainer.seed, trainer.collected_frames))
-
-
-def seed_after(seed: int, frames: int) -> int:
-    """The seed of a resumed run's workers: with that of the run before they would play its frames again."""
-    return int(np.random.SeedSequence([seed, frames]).generate_state(1)[0]) % 2**30
 
 
 class Settings:

@@ -20,6 +20,7 @@ import yaml
 
 from rlsync import BoardClosed, ConfigError
 from rlsync.runs.actors.cluster.session import ClusterStatus
+from rlsync.runs.life.aside import repeated_in
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
 from rlsync.runs.recipes.settings import THIS_MACHINE, lag_in_words
@@ -145,6 +146,11 @@ def status_of(run: Path) -> RunStatus:
     lines.append(lag)
     if status.ended is None:
         lines.append(evaluations_ended)
+    repeated = repeated_in(run)
+    if repeated:
+        frames = sum(each.to_frames - each.from_frames for each in repeated)
+        times = "once" if len(repeated) == 1 else f"{len(repeated)} times"
+        lines.append(f"went on, or began again, {times}: {frames:,} frames were made again")
     schedule = run / files.SCHEDULE
     if schedule.is_file():
         size = schedule.stat().st_size

@@ -25,6 +25,7 @@ from torchrl.trainers import Trainer
 from rlsync import ConfigError, Stop, SyncWeights
 from rlsync.runs.config import trust
 from rlsync.runs.evaluation.evaluator import evaluations_ended
+from rlsync.runs.life.aside import set_all_aside, set_aside
 from rlsync.runs.life.ending import LIFE_OVER, Ending, Interrupts
 from rlsync.runs.life.job import Job
 from rlsync.runs.life.output import output_read
@@ -63,6 +64,10 @@ def begun(job: Job) -> Path:
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
     trust.claim(run_dir, job.trusted)
+    if job.checkpoint is not None and job.continues_in(run_dir):
+        set_aside(run_dir, job.checkpoint)
+    elif job.anew and (run_dir / RESOLVED).is_file():
+        set_all_aside(run_dir)
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     lines = [f"run {run_dir}"]

@@ -14,10 +14,10 @@ import stat
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -28,7 +28,15 @@ from torchrl.checkpoint import Checkpoint
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.runs.compat.checkpoints import StagedCheckpoint
 from rlsync.runs.recipes.replay.row_segments import INDEX, digests_in
-from rlsync.runs.recipes.run_files import CHECKPOINT, DIGESTS
+from rlsync.runs.recipes.run_files import (
+    ABOUT_RUN,
+    CHECKPOINT,
+    DIGESTS,
+    EVALUATIONS,
+    LIFE_END,
+    METRICS,
+    RECEIPTS,
+)
 from rlsync.seams import first_line, machine, warn, whole_file
 
 _FORMAT = 1  #: changes when an older rlsync cannot read the manifest any more
@@ -45,6 +53,8 @@ class WholeCheckpoint(StagedCheckpoint):
     Room for the next one is kept, as far as there is some, and given up when the disk is full.
     """
 
+    #: Whether the run is between the ends of two lives: then the checkpoint of the last end is kept, too.
+    within_a_life = False
     #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
     written: float
 
@@ -71,6 +81,8 @@ class WholeCheckpoint(StagedCheckpoint):
         return at
 
     def put(self, stage: Path, at: Path) -> None:
+        about = AboutRun(self.within_a_life, appended_to(at.parent))
+        (stage / ABOUT_RUN).write_text(json.dumps(asdict(about)))
         _write_manifest(stage)
         # The blocks of what was written, and one for each name. Links to older files take none.
         room_bytes = 0
@@ -80,7 +92,13 @@ class WholeCheckpoint(StagedCheckpoint):
             if not is_link:
                 room_bytes += 4096 + 512 * facts.st_blocks
         self._room_bytes = room_bytes
+        end = at.with_name(LIFE_END)
+        if self.within_a_life and at.exists() and not AboutRun.of(at).within_a_life:
+            _remove(end)
+            _renamed(at, end)  # where folders cannot be renamed, it is lost
         _replace(at, stage)
+        if not self.within_a_life:
+            _remove(end)
 
     def _save(self, at: Path, options: dict[str, Any]) -> None:
         try:
@@ -117,6 +135,29 @@ class WholeCheckpoint(StagedCheckpoint):
         if self._room is not None:
             self._room.close()
             self._room = None
+
+
+@dataclass(frozen=True, slots=True)
+class AboutRun:
+    """What a checkpoint says of its run; of one by an earlier rlsync nothing is known."""
+
+    within_a_life: bool = False
+    bytes: Mapping[str, int] = field(
+        default_factory=dict
+    )  #: of the run's files that grow line by line
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> AboutRun:
+        file = checkpoint / ABOUT_RUN
+        if not file.is_file():
+            return cls()
+        return cls(**json.loads(file.read_text()))
+
+
+def appended_to(run: Path) -> dict[str, int]:
+    """The files of a run's folder that grow line by line, and their bytes now."""
+    files = [run / RECEIPTS, run / EVALUATIONS, *(run / METRICS).rglob("*.csv")]
+    return {str(file.relative_to(run)): file.stat().st_size for file in files if file.is_file()}
 
 
 def _refused(error: Exception, at: Path) -> RlsyncError | None:
@@ -249,7 +290,8 @@ def places(folder: Path) -> list[Path]:
         return (at / DIGESTS).is_file()
 
     stages = filter(has_digests, newest_first("stage"))  # the last file that is written
-    candidates = (folder, folder / CHECKPOINT, *stages, *newest_first("backup"))
+    ends = (folder / LIFE_END,)
+    candidates = (folder, folder / CHECKPOINT, *stages, *newest_first("backup"), *ends)
     return [at for at in candidates if Checkpoint.is_checkpoint(at) or has_digests(at)]
 
 
@@ -283,21 +325,31 @@ def taken(
         except RlsyncError as error:
             errors.append(error)
             continue
-        # What a user would not expect: another one than the checkpoint in its place.
         if errors:
             why += f", the one before, because {errors[0].what} ({errors[0].where})"
-        elif at.name.startswith(f".{CHECKPOINT}.stage"):
-            why += ", the newest one, which was not in its place yet"
-        elif at.name.startswith(f".{CHECKPOINT}"):
-            why += ", the one before: a newer one was not in its place yet"
-        elif any(folder.glob(f".{CHECKPOINT}.stage-*")):
-            why += ", the newest whole one: another was not written whole"
-        elif len(candidates) > 1:
-            why += ", the newer one of two: the other was not removed yet"
+        else:
+            why += _which(at, folder, len(candidates))
         return Taken(at, why)
     if errors:
         raise errors[0]
     return None
+
+
+def _which(at: Path, folder: Path, candidates: int) -> str:
+    """What a user would not expect of the choice: it is not the checkpoint in its place."""
+    if at.name.startswith(f".{CHECKPOINT}.stage"):
+        return ", the newest one, which was not in its place yet"
+    if at.name.startswith(f".{CHECKPOINT}"):
+        return ", the one before: a newer one was not in its place yet"
+    if any(folder.glob(f".{CHECKPOINT}.stage-*")):
+        return ", the newest whole one: another was not written whole"
+    if AboutRun.of(at).within_a_life:
+        return (
+            ", where the run was stopped: another life begins there, which resume=auto does not do"
+        )
+    if candidates > 1:
+        return ", the newer one of two: the other was not removed yet"
+    return ""
 
 
 def require_whole(

@@ -38,10 +38,14 @@ class Here:
         settings = replace(settings, start_method=start_method())
         num_workers = self._settings.num_workers
         start_timeout_s = self._settings.start_timeout_s
-        lag = self._settings.lag
+        lag = 0
+        if self._settings.lag is not None and not config.in_process:
+            lag = self._settings.lag
         life: schedule.Life | schedule.FixedLag | None = self._run.again
-        if life is None and lag is not None and not config.in_process:
-            life = schedule.FixedLag(lag, self.workers, settings.rollouts_per_batch)
+        if self._run.life_length is not None:
+            # Also of a run that is made again: what its seed decides needs no record.
+            per_batch = settings.rollouts_per_batch
+            life = schedule.FixedLag(lag, self.workers, per_batch, settings.life_rollouts)
         if config.in_process:
             starting = making(config.env)
         else:
@@ -62,7 +66,7 @@ class Here:
                 env,
                 settings,
                 life=life,
-                lag=lag or 0,
+                lag=lag,
                 num_workers=num_workers,
                 start_timeout_s=start_timeout_s,
             )
@@ -89,7 +93,12 @@ def collect_settings(run: Run[Any]) -> CollectSettings:
     """What the config of a run says of its workers and batches, wherever they are; a recipe adds its own."""
     config = run.config
     batches = run.recipe.batches(config)
+    life_rollouts = None
+    if run.life_length is not None:
+        step = config.env.num_envs * config.workers_per_node
+        life_rollouts = run.life_length // (batches.steps * step)
     return CollectSettings(
+        life_rollouts=life_rollouts,
         steps=batches.steps,
         envs_per_worker=config.env.num_envs,
         rollouts_per_batch=batches.rollouts,

@@ -35,6 +35,7 @@ _BESIDE = (
     "run_dir",
     "config_dir",
     "resume",
+    "restarts",
     "logger",
     "checkpoint_every_frames",
     "stop_within_s",
@@ -52,6 +53,7 @@ def schedule_facts(config: Config) -> dict[str, Any]:
         "seed": config.seed,
         "resumed": config.resume is not None,
         "checkpoint": checkpoint,
+        "life_length": config.life_length,
     }
 
 

@@ -48,6 +48,14 @@ class Run(Generic[S]):
         if config.run_dir is not None:
             self.folder = Path(config.run_dir)
 
+    @property
+    def life_length(self) -> int | None:
+        """The frames of a life, as the run that is made again had them, or as the config says."""
+        if self.again is not None:
+            length: int | None = self.again.facts.get("life_length")
+            return length
+        return self.config.life_length
+
     def file(self, name: str) -> Path | None:
         """The file of this name in the run's folder; None where the run writes nothing."""
         if self.folder is None:

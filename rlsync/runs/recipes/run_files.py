@@ -18,6 +18,8 @@ VERSIONS = "versions.json"
 SCHEDULE = "schedule.bin"  #: what decides the run, besides its config: see rlsync.record.schedule
 #: What each life of the run has left that another one went on from: its config and its checkpoint, by number.
 LIVES = "lives"
+#: What was written after the checkpoint that a run went on from: it made that again.
+ASIDE = "aside"
 STALENESS = "staleness_versions.csv"  #: how many consumed steps were how many versions old
 STATISTICS = "statistics.json"  #: what the run does, in numbers; see RunStatistics
 EVALUATIONS = "evaluations.csv"  #: returns of the evaluated versions
@@ -25,6 +27,11 @@ BEST = "best.pt"  #: the weights of the version with the best evaluation
 VIDEOS = "videos"  #: videos of evaluated versions, a folder
 BEST_VIDEO = "best.gif"  #: the video of that version
 CHECKPOINT = "checkpoint"  #: the trainer's state, a folder
+#: That of the end of a life, where the newer one is of a run with a lag that was stopped within the next life.
+LIFE_END = "life_end"
+#: What a checkpoint says of its run, inside it: whether it was written within a life, and the sizes of the run's
+#: files that grow line by line.
+ABOUT_RUN = "run.json"
 DIGESTS = "digests.json"  #: size and digest of each file of a checkpoint, inside it
 #: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.
 METRICS = "metrics"

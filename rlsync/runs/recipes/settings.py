@@ -426,8 +426,12 @@ class Config:
     #: repeated.
     seed: int = bounds.not_below_zero(0)
     #: A run folder or a checkpoint folder to resume from; null: start anew. All other keys then have the
-    #: values of that run's config.yaml; give only those that you want to change. See docs/how_to/resume.md.
+    #: values of that run's config.yaml; give only those that you want to change. auto: the folder run_dir, if it
+    #: has a checkpoint, else start anew there. See docs/how_to/resume.md.
     resume: str | None = None
+    #: How often the run is started again from its checkpoint when something kills it: the kernel's memory killer,
+    #: or a crash in native code. It needs a run_dir. An error that ends the run by itself does not start it again.
+    restarts: int = bounds.not_below_zero(0)
     #: The folder for receipts.jsonl, metrics, the checkpoint and config.yaml; null: a new one, see
     #: hydra.run.dir below.
     run_dir: str | None = None
@@ -471,6 +475,23 @@ class Config:
         return self.checkpoint_every_frames or max(1, self.recipe.total_frames // 20)
 
     @property
+    def life_length(self) -> int | None:
+        """The frames of a life of a run that its seed decides: of whole batches, to which all workers give alike.
+
+        None: nothing decides when its workers adopt.
+        """
+        if not (self.in_process or (self.cluster.here and self.collector.lag is not None)):
+            return None
+        batches = self.recipe.batches(self)
+        workers = self.workers_per_node
+        frames = self.checkpoint_every_frames
+        if frames is None:
+            least = LEAST_STEPS_OF_A_LIFE * self.env.num_envs * workers
+            frames = max(least, self.recipe.total_frames // 20)
+        alike = batches.steps * self.env.num_envs * math.lcm(batches.rollouts, workers)
+        return math.ceil(frames / alike) * alike
+
+    @property
     def in_process(self) -> bool:
         """Whether the learner's own process acts, and there is no other."""
         return self.cluster.here and self.collector.num_workers == 0
@@ -482,6 +503,10 @@ class Config:
         if self.cluster.here:
             return here
         return self.cluster.workers_per_node or here
+
+
+#: Of each environment, unless the config says how long a life is: at its end an episode is broken off.
+LEAST_STEPS_OF_A_LIFE = 10_000
 
 
 def lag_in_words(lag: int | None, *, in_process: bool = False) -> str:

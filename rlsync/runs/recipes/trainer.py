@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import optim
 from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
@@ -38,7 +39,7 @@ from rlsync.runs.recipes.run_files import (
 )
 from rlsync.runs.recipes.settings import CHECKPOINT_REST_S, LOGGERS, Config, RecipeConfig
 from rlsync.runs.recipes.sync_settings import sync_map, trigger, verify_trigger
-from rlsync.seams import extensions, first_line
+from rlsync.seams import extensions, first_line, trainers
 
 #: The name of LogReceipts in checkpoints. TorchRL refuses a checkpoint that lacks a registered name.
 _RECEIPTS_KEY = "sync_metrics"
@@ -97,8 +98,6 @@ def register_sync(trainer: Trainer, run: Run[RecipeConfig]) -> SyncWeights:
     finite.
     """
     forget_logged(trainer)
-    if run.config.checkpoint_every_frames is None:
-        rest_between_checkpoints(trainer)
     settings = run.config.sync
     collector = trainer.collector
     sync = SyncWeights(
@@ -109,6 +108,10 @@ def register_sync(trainer: Trainer, run: Run[RecipeConfig]) -> SyncWeights:
         versions_file=run.file(VERSIONS),
     )
     sync.register(trainer)
+    if run.life_length is not None:
+        EndsOfLives(sync, run.life_length).register(trainer)
+    elif run.config.checkpoint_every_frames is None:
+        rest_between_checkpoints(trainer)
 
     # What rlsync rerun needs, and comparisons of what acts with what was published.
     alone = run.shared is None  # what others put into a shared replay is not recorded
@@ -148,6 +151,55 @@ def _way_of_updates(trainer: Trainer) -> str | None:
     if isinstance(stepper, PureStepper):
         return stepper.kind()
     return None
+
+
+#: Why a trainer was asked to stop, if by a signal.
+INTERRUPTED = "interrupted"
+
+
+class EndsOfLives:
+    """Writes a checkpoint where a life ends, and publishes with what the next one begins.
+
+    A run that goes on from there does so, too: what is published within a batch may lack what comes after its
+    last step, such as a rate of exploration. Where a run is stopped, or fails, within a life, its checkpoint
+    says so, and that of the end of the life before is kept.
+    """
+
+    def __init__(self, sync: SyncWeights, frames: int) -> None:
+        self._sync = sync
+        self._frames = frames
+        self._began_at = 0
+
+    def register(self, trainer: Trainer) -> None:
+        """Register after what publishes."""
+        trainer.register_op("setup", partial(self._begin, trainer))
+        trainer.register_op("post_steps", partial(self._look, trainer))
+
+    def _begin(self, trainer: Trainer) -> None:
+        self._began_at = trainer.collected_frames
+        trainer.register_op("batch_process", partial(self._within, trainer))
+        # After all others of this stage, which may end the run.
+        trainer.register_op("post_steps_log", partial(self._after_a_batch, trainer))
+
+    def _look(self, trainer: Trainer) -> None:
+        trainer.save_trainer_interval = math.inf
+        if not self._ends(trainer):
+            return
+        trainer.save_trainer_interval = -1  # TorchRL saves when MORE frames have passed
+        if trainer.collected_frames < trainer.total_frames:
+            self._sync.publish("life")
+
+    def _ends(self, trainer: Trainer) -> bool:
+        """Whether a life ends now."""
+        return (trainer.collected_frames - self._began_at) % self._frames == 0
+
+    def _within(self, trainer: Trainer, batch: TensorDictBase) -> None:
+        trainer.checkpoint.within_a_life = True
+
+    def _after_a_batch(self, trainer: Trainer, batch: TensorDictBase) -> None:
+        why = trainers.stop_reason(trainer)
+        over = trainer.collected_frames >= trainer.total_frames or why not in (None, INTERRUPTED)
+        trainer.checkpoint.within_a_life = not (over or self._ends(trainer))
 
 
 def rest_between_checkpoints(trainer: Trainer) -> None:

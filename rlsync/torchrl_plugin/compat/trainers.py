@@ -110,6 +110,12 @@ def asked_to_stop(trainer: Trainer) -> bool:
     return bool(trainer._stop_training)
 
 
+def stop_reason(trainer: Trainer) -> str | None:
+    """Why ``Trainer.request_stop`` was called, if it was. Until the trainer says so itself."""
+    reason: str | None = trainer._stop_reason
+    return reason
+
+
 def run_shutdown_operations(trainer: Trainer) -> None:
     """Call the stage ``shutdown`` after a training that ended before. Until ``Trainer.shutdown`` calls it."""
     trainer._shutdown_hook()

@@ -230,10 +230,15 @@ class PublishHook(TrainerHookBase):
             if receipt is not None:  # else a gate holds it
                 self._record(receipt, now)
 
-    def publish(self) -> Receipt:
-        """Publish now, whatever the trigger says."""
+    def publish(self, reason: str = "call") -> Receipt:
+        """Publish now, whatever the trigger says.
+
+        Args:
+            reason: what the receipt says. With another than ``"call"`` the trigger counts on as if nothing
+                had been published.
+        """
         now = self.counters()
-        return self._record(self.sending.publish("call", now), now)
+        return self._record(self.sending.publish(reason, now), now)
 
     def _record(self, receipt: Receipt, now: Counters) -> Receipt:
         self._calls.published()

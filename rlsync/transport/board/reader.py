@@ -123,6 +123,14 @@ class BoardReader(Subscriber):
                 self._take(head, version, slot)
         return self.version
 
+    def adopt_version(self, version: int) -> bool:
+        """Adopt a version that is not the newest; False if its slot has another one by now."""
+        for slot in range(self._words[fmt.SLOT_COUNT]):
+            if self._lease_slot(version, slot):
+                self._take(fmt.pack_head(version, slot), version, slot)
+                return True
+        return False
+
     def leave_note(self, note: bytes, kind: Note = Note.LEAVES) -> None:
         """Tell the learner something; see the contract. PublishError: it is larger than 1 MiB, compressed."""
         packed = zlib.compress(note)

@@ -56,6 +56,7 @@ class BoardSlots:
         self._retiring: list[LaidOut] = []
         self._free_lines: list[int] = []
         self.others_write = False  #: whether other processes write into slots, too
+        self.kept: Callable[[], Set[int]] = set  #: versions whose slots are not written to
         self.before = -1  #: the slot of the version before the newest one, until the next publish
 
     @property
@@ -114,8 +115,10 @@ class BoardSlots:
         assert self._now is not None  # the board asks after lay_out only
         self.before = -1  # it may be taken
         newest = self.newest
+        spared = self.kept()
         for slot in self._now.views:
-            if slot != newest and self._lock(slot):
+            version = self._words[fmt.slot_line(slot) + fmt.SLOT_VERSION]
+            if slot != newest and version not in spared and self._lock(slot):
                 return slot
         if self.count >= self._max_slots or not self._free_line_count():
             return None

@@ -253,10 +253,10 @@ def test_two_runs_are_compared_and_the_first_difference_named(tmp_path: Path, ca
         tmp_path / "b", impala(), digests={2: {"policy.a": 1, "policy.b": 2}, 3: {"policy.a": 4}}
     )
     assert main(["compare", str(one), str(one)]) == 0
-    assert capsys.readouterr().out == "equal up to version 3: 2 digests of 2\n"
+    assert capsys.readouterr().out == "equal up to update 2 of 2: 2 digests of 2\n"
     assert main(["compare", str(one), str(other)]) == 1
     assert capsys.readouterr().out.startswith(
-        "unequal at version 3: 1 leaves: policy.a\nequal up to version 2;"
+        "unequal at update 2 (version 3): 1 leaves: policy.a\nequal up to update 1 of 2;"
     )
     assert main(["compare", str(one), str(other), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["leaves"] == ["policy.a"]
@@ -280,18 +280,19 @@ def test_a_run_and_its_killed_and_resumed_twin_are_compared_to_the_end(tmp_path:
     # Killed after a step that its checkpoint did not have, and that it made once more.
     twin = lives("twin", ((1, 0, 10), (2, 1, 11), (3, 2, 99)), ((1001, 1, 11), (1002, 2, 12), (1003, 3, 13)))
     assert main(["compare", whole, twin]) == 0
-    assert capsys.readouterr().out == "equal up to version 4: 4 digests of 4\n"
+    assert capsys.readouterr().out == "equal up to update 3 of 3: 4 digests of 4\n"
 
     other = lives("other", ((1, 0, 10), (2, 1, 11)), ((1001, 1, 11), (1002, 2, 7), (1003, 3, 8)))
     assert main(["compare", whole, other]) == 1
     assert capsys.readouterr().out.startswith(
-        "unequal at version 3 (1002 in the second run): 1 leaves: policy.a"
+        "unequal at update 2 (version 3, 1002 in the second run): 1 leaves: policy.a\n"
+        "equal up to update 1 of 3; "
     )
 
     shorter = lives("shorter", ((1, 0, 10), (2, 1, 11)), ((1001, 1, 11), (1002, 4, 14)))
     assert main(["compare", whole, shorter]) == 1, "nothing is known of the rest"
     assert capsys.readouterr().out.splitlines() == [
-        "equal up to version 2, where both runs have digests: 2 digests of 2",
+        "equal up to update 1 of 4, where both runs have digests: 2 digests of 2",
         "not compared: 2 digests of the first run and 1 of the second. The other run has none after as many "
         "optimizer steps",
     ]

@@ -13,11 +13,12 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncWarning
+from rlsync.runs.actors.worker import seed_after
 from rlsync.runs.cli.main import main
 from rlsync.runs.config import command_line
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.life.job import Job, jobs_of
-from rlsync.runs.life.resume import Settings, load, seed_after
+from rlsync.runs.life.resume import Settings, load
 from rlsync.runs.recipes.bounds import Restored
 from rlsync.torchrl_plugin.compat import trainers
 from tests.runs.cli.test_main import finished

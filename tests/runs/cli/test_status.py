@@ -77,7 +77,7 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
             assert workers_of(run_folder, capsys)[0]["state"] == "stopped"
 
         os.kill(workers[1]["pid"], signal.SIGKILL)
-        run.wait_for("from rollout .* of worker 1 on, this run is not the same as others of its seed", 60)
+        run.wait_for("worker 1 was started again", 60)
         assert wait_until(lambda: workers_of(run_folder, capsys)[1]["pid"] != workers[1]["pid"], 60)
         again = workers_of(run_folder, capsys)
         assert again[0]["pid"] == workers[0]["pid"]

@@ -342,6 +342,7 @@ def test_a_user_who_may_start_no_thread_has_checkpoints_too(tmp_path: Path) -> N
 
 @pytest.mark.one_case
 @pytest.mark.seconds
+@pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize(
     ("rest_s", "every", "saved_at"),
     [(0.0, None, [16, 32, 48, 64, 80]), (30.0, None, [80]), (30.0, 40, [48, 80])],
@@ -350,14 +351,34 @@ def test_a_run_that_says_nothing_of_checkpoints_writes_them_half_a_minute_apart(
     rest_s: float, every: int | None, saved_at: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipe_trainer, "CHECKPOINT_REST_S", rest_s)
+    assert frames_of_checkpoints(1, every, tmp_path, monkeypatch) == saved_at
+
+
+@pytest.mark.one_case
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("least", "every", "saved_at"),
+    [(10, None, [16, 32, 48, 64, 80]), (33, None, [48, 80]), (80, 40, [48, 80])],
+)
+def test_a_run_with_a_lag_writes_them_at_the_ends_of_its_lives(
+    least: int, every: int | None, saved_at: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsync.runs.recipes.settings.LEAST_STEPS_OF_A_LIFE", least)
+    assert frames_of_checkpoints(0, every, tmp_path, monkeypatch) == saved_at
+
+
+def frames_of_checkpoints(
+    workers: int, every: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """After how many frames a run of five batches writes its checkpoints; with a worker, without a lag."""
     config = Config(
         recipe=PPOConfig(total_frames=80, target_return=None),
-        collector=CollectorConfig(num_workers=0, frames_per_batch=16),
+        collector=CollectorConfig(num_workers=workers, frames_per_batch=16, lag=None),
         checkpoint_every_frames=every,
-        run_dir=str(tmp_path),
+        run_dir=str(folder),
     )
     trainer = ppo.RECIPE.build(config)
-    written = []
+    written: list[int] = []
     monkeypatch.setattr(trainer, "_save_trainer", lambda: written.append(trainer.collected_frames))
     trainer.train()
-    assert written == saved_at
+    return written

@@ -39,6 +39,7 @@ SEEDED = _CONTROL + 3  # how often the learner has given a seed
 LEARNER_WAITED_NS = _CONTROL + 4
 TAKEN = _CONTROL + 5
 DROPPED = _CONTROL + 6  # completed rollouts that the learner dropped
+FRAMES_BEFORE = _CONTROL + 7  # frames that were learned from before this ring was made
 _SLOT_LINES = _CONTROL + LINE_WORDS
 _WRITER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
 CONTROL_BYTES = shared_file.whole_pages((_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8)

@@ -113,9 +113,13 @@ class RolloutRing:
         self._check_open()
         self._words[fmt.RUNNING] = 0
 
-    def seed(self, seed: int) -> None:
-        """Give a seed to the writers; each sees it when it takes its next slot."""
+    def seed(self, seed: int, frames_before: int = 0) -> None:
+        """Give a seed to the writers; each sees it when it takes its next slot.
+
+        ``frames_before``: how many frames the run had, all workers together, before the first of this ring.
+        """
         self._check_open()
+        self._words[fmt.FRAMES_BEFORE] = frames_before
         self._words[fmt.SEED] = seed & (1 << 63) - 1
         self._words[fmt.SEEDED] += 1
 

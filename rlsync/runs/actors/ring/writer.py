@@ -40,7 +40,8 @@ class RingWriter:
         self._drops = handle.when_full == "drop_newest"
         self._spare = handle.slots  # stands for memory of this process
         self._writer = writer
-        self._life = life
+        #: What its rollouts say of their life.
+        self.life = life
         self._line = fmt.writer_line(writer)
         self._seen_seeds = 0
         self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
@@ -76,6 +77,16 @@ class RingWriter:
         self._seen_seeds = count
         return self._words[fmt.SEED]
 
+    @property
+    def written(self) -> int:
+        """The rollouts that writers of this number have completed."""
+        return self._words[self._line + fmt.WRITER_WRITTEN]
+
+    @property
+    def frames_before(self) -> int:
+        """The frames that the run had before the first of this ring."""
+        return self._words[fmt.FRAMES_BEFORE]
+
     def take(self, timeout_s: float | None = None) -> dict[str, Tensor] | None:
         """Wait until the learner runs and a slot is free, and take its arrays; None when the learner is gone.
 
@@ -101,6 +112,10 @@ class RingWriter:
             return None
         return self._images.views(self._taken)
 
+    def memory_of_its_own(self) -> tuple[int, dict[str, Tensor]]:
+        """Arrays as a slot has, which nobody else reads, and the number that stands for them."""
+        return self._spare, self._images.views(self._spare)
+
     def commit(self) -> None:
         """Let the learner have what was written, or count it as dropped if no slot was free for it."""
         if self._taken is None:
@@ -112,8 +127,8 @@ class RingWriter:
             return
         line = fmt.slot_line(self._taken)
         self._words[line + fmt.SLOT_WRITER] = self._writer
-        self._words[line + fmt.SLOT_NUMBER] = self._words[self._line + fmt.WRITER_WRITTEN]
-        self._words[line + fmt.SLOT_LIFE] = self._life
+        self._words[line + fmt.SLOT_NUMBER] = self.written
+        self._words[line + fmt.SLOT_LIFE] = self.life
         self._words[line + fmt.SLOT_FILLED_NS] = time.monotonic_ns()
         self._words[line + fmt.SLOT_STATE] = RolloutState.FULL
         # Counted before the learner can take it. If this process is killed in between, the learner counts it.

@@ -1,0 +1,83 @@
+"""What a run wrote after the checkpoint that it goes on from: it makes that again, so it is set aside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlsync.runs.recipes.checkpoints import AboutRun, appended_to
+from rlsync.runs.recipes.run_files import ASIDE, LIVES, RECEIPTS, STARTED, VERSIONS
+from rlsync.seams import whole_file
+
+#: What goes on from whatever an earlier beginning has left: no version number is given out twice.
+_STAYS = (ASIDE, LIVES, STARTED, VERSIONS)
+_ABOUT = "repeated.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Frames that a run had learned from when it was killed, and that it makes again."""
+
+    from_frames: int
+    to_frames: int
+
+
+def set_aside(run: Path, checkpoint: Path) -> None:
+    """Move what the files of a run say of later than a checkpoint to a folder of its own."""
+    sizes = AboutRun.of(checkpoint).bytes
+    longer = {}
+    for name, size in appended_to(run).items():
+        if size > sizes.get(name, 0):
+            longer[name] = sizes.get(name, 0)
+    if not longer:
+        return
+    folder = _next_folder(run)
+    for name, size in longer.items():
+        file = run / name
+        tail = folder / name
+        tail.parent.mkdir(parents=True, exist_ok=True)
+        tail.write_bytes(file.read_bytes()[size:])
+        with file.open("r+b") as opened:
+            opened.truncate(size)
+    _note(folder, _frames_in(run / RECEIPTS), _frames_in(folder / RECEIPTS))
+
+
+def set_all_aside(run: Path) -> None:
+    """Move all that a run has left which was killed before its first checkpoint."""
+    names = [path for path in run.iterdir() if path.name not in _STAYS and path.name[0] != "."]
+    folder = _next_folder(run)
+    for path in names:
+        shutil.move(path, folder / path.name)
+    _note(folder, 0, _frames_in(folder / RECEIPTS))
+
+
+def repeated_in(run: Path) -> list[Repeated]:
+    """What a run made again, each time that it went on."""
+    files = sorted((run / ASIDE).glob(f"*/{_ABOUT}"), key=lambda file: int(file.parent.name))
+    return [Repeated(**json.loads(file.read_text())) for file in files]
+
+
+def _next_folder(run: Path) -> Path:
+    number = 1 + max((int(path.name) for path in (run / ASIDE).glob("[0-9]*")), default=0)
+    folder = run / ASIDE / str(number)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _note(folder: Path, from_frames: int, to_frames: int) -> None:
+    text = json.dumps(asdict(Repeated(from_frames, max(from_frames, to_frames))))
+    whole_file.write_whole(folder / _ABOUT, lambda beside: beside.write_text(text))
+
+
+def _frames_in(receipts: Path) -> int:
+    """After how many frames the last of these receipts was written."""
+    if not receipts.is_file():
+        return 0
+    for line in reversed(receipts.read_bytes().splitlines()):
+        try:
+            return int(json.loads(line)["frames"])
+        except (ValueError, LookupError):  # a process was killed while it wrote
+            continue
+    return 0

@@ -1,0 +1,172 @@
+"""A run with a lag ends with the same weights whoever dies: a worker, or the learner, at any moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer
+
+from rlsync.record.schedule import Life, lives_in, runs_compared
+from rlsync.runs.actors.envs.specs import GymnasiumEnvs
+from rlsync.runs.actors.repeated import RepeatedUnrolls
+from rlsync.runs.actors.settings import CollectSettings
+from rlsync.runs.actors.supervision import Restarts
+from rlsync.runs.life.resume import load
+from rlsync.runs.recipes.registry import recipe_of
+from rlsync.runs.recipes.run_files import CHECKPOINT, SCHEDULE
+from rlsync.runs.recipes.settings import Config
+from rlsync.seams import schedule
+from tests.laws.test_rerun import forked
+from tests.runs.actors.test_unroll_collector import cartpole_net
+from tests.runs.recipes.test_one_worker import BATCH, config_of, life_of, same
+from tests.tools.parts import undecided  # noqa: F401 - it registers an environment
+
+__all__ = ["forked"]  # a fixture
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked")]
+
+QUICKLY = Restarts(10**6, first_pause_s=0.0, longest_pause_s=0.0)
+NAMES = ["ppo", "ppo-lstm", "dqn", "sac", "td3", "crossq"]
+
+
+def in_lives(name: str, folder: Path, *, lag: int = 1, workers: int = 2) -> Config:
+    """Three lives of two batches."""
+    config = config_of(name, folder, lag=lag, workers=workers)
+    config.checkpoint_every_frames = 2 * BATCH
+    return config
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.one_case
+def test_workers_that_are_killed_change_nothing(
+    name: str, lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker dies in each life, once while it may be acting and once when the life begins."""
+    monkeypatch.setattr(
+        "rlsync.runs.recipes.place.CollectSettings", partial(CollectSettings, restarts=QUICKLY)
+    )
+    deaths = 0
+
+    def kill_often(trainer: Trainer) -> None:
+        trainer.register_op("pre_steps_log", kill)
+
+    def kill(batch: TensorDictBase) -> None:
+        nonlocal deaths
+        # One after the other: if all are dead at once the run ends.
+        collector = trainer_of[0].collector
+        if collector.restarted == deaths:
+            os.kill(collector.procs[deaths % 2].pid, signal.SIGKILL)
+            deaths += 1
+
+    trainer_of: list[Trainer] = []
+    undisturbed = life_of(in_lives(name, tmp_path / "one", lag=lag))
+    killed = life_of(
+        in_lives(name, tmp_path / "other", lag=lag),
+        lambda trainer: (trainer_of.append(trainer), kill_often(trainer)),
+    )
+    assert deaths > 1
+    assert trainer_of[0].collector.restarted >= deaths - 1
+    assert same(undisturbed, killed)
+
+
+def gone_on(config: Config) -> Life:
+    """A run that goes on from the checkpoint in its folder."""
+    recipe = recipe_of(config)
+    trainer = recipe.build(config)
+    load(trainer, Path(str(config.run_dir)) / CHECKPOINT, [])
+    try:
+        trainer.train()
+    finally:
+        trainer.shutdown()
+    return lives_in(Path(str(config.run_dir)) / SCHEDULE)[-1]
+
+
+class Killed(BaseException):
+    """Ends a training at once: nothing of it is saved."""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.one_case
+def test_a_learner_that_dies_and_goes_on_from_its_checkpoint_changes_nothing(
+    name: str, workers: int, tmp_path: Path
+) -> None:
+    lag = 0 if workers == 0 else 1
+    life_of(in_lives(name, tmp_path / "one", lag=lag, workers=workers))
+    config = in_lives(name, tmp_path / "other", lag=lag, workers=workers)
+
+    def kill_in_the_second_life(trainer: Trainer) -> None:
+        trainer.register_op("post_steps", die)
+        trainer_of.append(trainer)
+
+    def die() -> None:
+        if trainer_of[0].collected_frames == 3 * BATCH:
+            raise Killed
+
+    trainer_of: list[Trainer] = []
+    with pytest.raises(Killed):
+        life_of(config, kill_in_the_second_life)
+    gone_on(config)
+    one, other = (lives_in(tmp_path / run / SCHEDULE) for run in ("one", "other"))
+    assert len(one) == 1
+    assert len(other) == 2
+    found = runs_compared(one, other)
+    assert found.is_equal, str(found)
+    assert found.updates[0] == found.updates[2] > 0
+
+
+def test_the_lives_of_a_run_have_seeds_of_their_own_and_new_environments(tmp_path: Path) -> None:
+    settings = CollectSettings(
+        steps=4, envs_per_worker=2, rollouts_per_batch=2, seed=3, life_rollouts=3, start_method="fork"
+    )
+    life = schedule.FixedLag(1, 2, 2, 3)
+    collector = RepeatedUnrolls(
+        cartpole_net(), GymnasiumEnvs("CartPole-v1"), settings, life=life, lag=1, num_workers=2
+    )
+    first: dict[int, Any] = {}
+    try:
+        for _, batch in zip(range(9), collector, strict=False):
+            for at, rollout in enumerate(collector.last_rollouts):
+                assert rollout.life == rollout.number // 3
+                columns = slice(2 * at, 2 * at + 2)
+                begins = batch["is_init"][0, columns]
+                assert bool(begins.all()) or rollout.number % 3, "a life begins with episodes"
+                if rollout.number % 3 == 0:
+                    observation = batch["observation"][0, columns].numpy()
+                    for before in first.values():
+                        assert not np.isclose(before, observation).any()
+                    first[rollout.worker, rollout.life] = observation.copy()
+    finally:
+        collector.shutdown()
+    assert len(first) == 6
+
+
+def test_an_environment_that_its_seed_does_not_decide_is_told_when_its_worker_was_replaced(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    settings = CollectSettings(
+        steps=8, envs_per_worker=1, rollouts_per_batch=2, seed=3, start_method="fork", restarts=QUICKLY
+    )
+    collector = RepeatedUnrolls(
+        cartpole_net(),
+        GymnasiumEnvs("Noisy-v0"),
+        settings,
+        life=schedule.FixedLag(0, 2, 2),
+        lag=0,
+        num_workers=2,
+    )
+    try:
+        for number, _ in zip(range(6), collector, strict=False):
+            if number == 3:
+                os.kill(collector.procs[0].pid or 0, signal.SIGKILL)
+    finally:
+        collector.shutdown()
+    assert "the same actions in rollout 0 had another observation" in capfd.readouterr().err

@@ -1,0 +1,217 @@
+"""A run that goes on by itself after it was killed, from its checkpoint or from nothing: nothing is different."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlsync.record.schedule import lives_in, runs_compared
+from rlsync.runs.cli.main import main
+from rlsync.runs.recipes.checkpoints import AboutRun, taken
+from rlsync.runs.recipes.run_files import ASIDE, CHECKPOINT, LIFE_END, RECEIPTS, SCHEDULE
+from tests.runs.cli.test_main import Run, folder
+from tests.tools.processes import is_alive, wait_until
+
+__all__ = ["folder"]  # a fixture
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SMALL = (
+    "recipe=ppo",
+    "recipe.num_epochs=1",
+    "recipe.compile=off",
+    "recipe.target_return=null",
+    "collector.frames_per_batch=256",
+    "checkpoint_every_frames=1024",
+    "sync.digest_every=1",
+)
+
+
+ENDLESS = "recipe.total_frames=100000000"
+WITHOUT = "checkpoint_every_frames=null"
+
+
+def receipts(run: Path) -> list[dict]:
+    if not (run / RECEIPTS).is_file():
+        return []
+    lines = (run / RECEIPTS).read_text().splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def learner_of(parent: int) -> int | None:
+    """The process that trains, of a parent that starts it again."""
+    for child in psutil.Process(parent).children():
+        with suppress(psutil.Error):  # it has just died
+            if "restarts=0" in child.cmdline():
+                return child.pid
+    return None
+
+
+def killed_at(run: Run, frames: int) -> None:
+    """Kill the learner as soon as a version after so many frames was published, and wait for the next one."""
+    there = run.folder / "r"
+    assert wait_until(lambda: any(each["frames"] >= frames for each in receipts(there)), 60), run.output
+    pid = learner_of(run.process.pid)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: learner_of(run.process.pid) not in (None, pid), 60), run.output
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_killed_goes_on_by_itself_and_nothing_is_different_or_doubled(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = "recipe.total_frames=9000"
+    whole = Run(folder, "train", *SMALL, frames, "run_dir=whole")
+    try:
+        assert whole.exit_status(120) == 0, whole.output
+    finally:
+        whole.kill()
+    run = Run(folder, "train", *SMALL, frames, "run_dir=r", "restarts=4", afresh=True)
+    try:
+        killed_at(run, 256)  # before its first checkpoint
+        killed_at(run, 2000)
+        killed_at(run, 5000)
+        assert run.exit_status(120) == 0, run.output
+    finally:
+        run.kill()
+    assert run.output.count("killed by SIGKILL: it goes on in") == 3
+    found = runs_compared(lives_in(folder / "whole" / SCHEDULE), lives_in(folder / "r" / SCHEDULE))
+    assert found.is_equal, str(found)
+
+    batches = [each["batches"] for each in receipts(folder / "r") if each["reason"] == "trigger"]
+    assert batches == [each["batches"] for each in receipts(folder / "whole") if each["reason"] == "trigger"]
+    for curve in ("return", "loss_objective", "grad_norm_0"):
+        file = Path("metrics", "scalars", f"{curve}.csv")
+        assert (folder / "r" / file).read_bytes() == (folder / "whole" / file).read_bytes()
+    versions = [each["version"] for each in receipts(folder / "r")]
+    aside = [each["version"] for part in (folder / "r" / ASIDE).glob("*") for each in receipts(part)]
+    assert len({*versions, *aside}) == len(versions) + len(aside), "no version number comes twice"
+    main(["status", str(folder / "r")])
+    assert "or began again, 3 times: " in capsys.readouterr().out
+
+
+def test_a_signal_ends_the_run_and_its_parent_and_an_error_does_not_start_it_again(folder: Path) -> None:
+    run = Run(
+        folder,
+        "train",
+        *SMALL,
+        "recipe.total_frames=100000000",
+        "run_dir=signalled",
+        "restarts=4",
+        afresh=True,
+    )
+    try:
+        run.wait_for("^frames", 60)
+        learner = learner_of(run.process.pid)
+        assert learner is not None
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.exit_status(60) == 128 + signal.SIGTERM, run.output
+        assert wait_until(lambda: not is_alive(learner), 20)
+    finally:
+        run.kill()
+    assert "stopped: terminated" in run.output
+    assert "it goes on in" not in run.output
+
+    (folder / "broken.py").write_text("def make(render_mode=None):\n    raise OSError('no licence')\n")
+    words = ["env.make=broken:make", "run_dir=s", "restarts=4"]
+    failed = Run(folder, "train", *SMALL, *words, afresh=True)
+    try:
+        assert failed.exit_status(60) == 2, failed.output
+    finally:
+        failed.kill()
+    assert failed.output.count("no licence") >= 1
+    assert "it goes on in" not in failed.output
+
+
+def test_a_run_that_was_stopped_within_a_life_goes_on_from_where_the_life_began(folder: Path) -> None:
+    words = (*SMALL, "recipe.total_frames=9000")
+    whole = Run(folder, "train", *words, "run_dir=undisturbed")
+    run = Run(folder, "train", *words, "run_dir=preempted", "resume=auto")
+    try:
+        assert wait_until(lambda: len(receipts(folder / "preempted")) > 7, 60), run.output
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.exit_status(60) == 128 + signal.SIGTERM, run.output
+        assert whole.exit_status(120) == 0, whole.output
+    finally:
+        run.kill()
+        whole.kill()
+    checkpoint = folder / "preempted" / CHECKPOINT
+    assert AboutRun.of(checkpoint).within_a_life
+    assert not AboutRun.of(folder / "preempted" / LIFE_END).within_a_life
+    assert "where the run was stopped" in str(taken(folder / "preempted", trusted=False))
+    again = Run(folder, "train", *words, "run_dir=preempted", "resume=auto")
+    try:
+        assert again.exit_status(120) == 0, again.output
+    finally:
+        again.kill()
+    assert not (folder / "preempted" / LIFE_END).exists()
+    one, other = (lives_in(folder / name / SCHEDULE) for name in ("undisturbed", "preempted"))
+    assert len(other) == 2
+    assert runs_compared(one, other).is_equal
+
+
+@pytest.mark.thorough
+def test_a_run_dies_with_its_parent_in_good_order(folder: Path) -> None:
+    run = Run(
+        folder, "train", *SMALL, "recipe.total_frames=100000000", "run_dir=orphan", "restarts=4", afresh=True
+    )
+    try:
+        run.wait_for("^frames", 60)
+        learner = learner_of(run.process.pid)
+        assert learner is not None
+        os.kill(run.process.pid, signal.SIGKILL)
+        assert wait_until(lambda: not is_alive(learner), 60)
+    finally:
+        run.kill()
+    assert json.loads((folder / "orphan" / "ended.json").read_text())["how"] == "terminated"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "cure"),
+    [
+        (["resume=auto"], "resume=auto has no folder", "run_dir=FOLDER"),
+        (["restarts=2"], "a run that is started again needs a folder of its own", "run_dir=FOLDER"),
+        (["-m", "seed=0,1", "restarts=2"], "the jobs of a sweep are not started again", "restarts=0"),
+        (["-m", "seed=0,1", "resume=auto", "run_dir=orphan"], "resume=auto has no folder", "one by one"),
+        (["restarts=-1", "run_dir=orphan"], "restarts", "0"),
+    ],
+)
+def test_what_cannot_be_started_again_is_refused(
+    words: list[str], problem: str, cure: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words]) == 2
+    told = capsys.readouterr().err
+    assert problem in told
+    assert cure in told
+
+
+def test_the_folder_of_another_run_is_not_taken_for_its_own_beginning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(folder, "train", *SMALL, ENDLESS, f"run_dir={folder / 'other'}", WITHOUT)
+    try:
+        run.wait_for("^frames", 60)
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.exit_status(20)
+    finally:
+        run.kill()
+    assert not (folder / "other" / "checkpoint").exists()
+    again = [
+        *SMALL,
+        ENDLESS,
+        f"run_dir={folder / 'other'}",
+        WITHOUT,
+        "resume=auto",
+    ]
+    assert main(["train", *again, "seed=4"]) == 2
+    assert "holds another run" in capsys.readouterr().err
+    assert (folder / "other" / RECEIPTS).is_file()
+    assert main(["check", *again]) == 0
+    assert not (folder / "other" / ASIDE).exists(), "a check moves nothing"
