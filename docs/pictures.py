@@ -88,6 +88,51 @@ def draw_plot(picture: Path) -> None:
         plot.main([run, "--out", str(picture)])
 
 
+def draw_crashes(picture: Path) -> None:
+    """The returns of a run that nobody disturbed, and of one that was killed five times."""
+    words = ["recipe=ppo", "recipe.total_frames=100000", "recipe.target_return=null"]
+    words += ["checkpoint_every_frames=15000", "logger.every_frames=2048"]
+    train = [sys.executable, "-m", "rlsync", "train", *words]
+    with TemporaryDirectory() as folder:
+        undisturbed, killed = Path(folder, "undisturbed"), Path(folder, "killed")
+        subprocess.run([*train, f"run_dir={undisturbed}"], check=True)
+        for frames in (8_000, 24_000, 41_000, 59_000, 83_000, None):
+            run = subprocess.Popen([*train, f"run_dir={killed}", "resume=auto"])
+            while run.poll() is None and (frames is None or _newest_frames(killed) < frames):
+                time.sleep(0.01)
+            if frames is not None:
+                run.kill()
+            run.wait()
+        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(*_returns(undisturbed), color="#bbbbbb", linewidth=5, label="undisturbed")
+        axes.plot(*_returns(killed), color=COLOURS[0], label="killed five times")
+        for number, tail in enumerate(sorted(killed.glob("aside/*")), 1):
+            frames_again, returns_again = _returns(tail)
+            if not frames_again:
+                continue
+            label = "what it made again" if number == 1 else None
+            axes.plot(frames_again, returns_again, ":", color=COLOURS[1], label=label)
+            axes.plot(frames_again[-1], returns_again[-1], "x", color=COLOURS[1])
+    axes.set(xlabel="frames", ylabel="mean return of the newest 20 episodes")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(frameon=False)
+    figure.savefig(picture, dpi=DPI)
+
+
+def _newest_frames(run: Path) -> int:
+    file = run / "receipts.jsonl"
+    found = re.findall(r'"frames": (\d+)', file.read_text()) if file.is_file() else []
+    return int(found[-1]) if found else 0
+
+
+def _returns(run: Path) -> tuple[list[float], list[float]]:
+    """Frames and returns of a run, or of what it has set aside."""
+    file = run / "metrics" / "scalars" / "return.csv"
+    rows = [line.split(",") for line in file.read_text().splitlines()] if file.is_file() else []
+    return [float(row[0]) for row in rows], [float(row[1]) for row in rows]
+
+
 def draw_silent_sync(picture: Path) -> None:
     """The picture that ``examples/silent_sync.py`` draws."""
     example = Path(__file__).parents[1] / "examples" / "silent_sync.py"
@@ -223,6 +268,7 @@ DRAWN: dict[str, Callable[[Path], None]] = {
     "plot.png": draw_plot,
     "pong.png": draw_pong,
     "silent_sync.png": draw_silent_sync,
+    "crashes.png": draw_crashes,
     "off_policy.png": partial(draw_returns, results="off_policy", panels=OFF_POLICY),
     "dreamer.png": partial(draw_returns, results="dreamer", panels=DREAMER),
     "laser.png": partial(draw_steps, results="laser", group="algorithm", goal="a return of 450"),

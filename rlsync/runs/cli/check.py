@@ -22,6 +22,7 @@ from rlsync.runs.recipes import registry
 from rlsync.runs.recipes.evaluating import (
     tried_by_evaluations,
     tried_by_workers,
+    warn_if_not_decided,
     whether_episodes_end,
 )
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
@@ -128,6 +129,7 @@ def _tried(job: Job, facts: dict[str, str], config_dir: Path | None) -> Overview
         looked_at.append(f"whether {folder} can have checkpoints")
     with redirect_stdout(sys.stderr):  # an environment may print
         trials = [tried_by_workers(config)]
+        warn_if_not_decided(config)
         is_own = _is_own(job, config_dir)
         overview = _built(job, in_process=not is_own)
         if is_own:

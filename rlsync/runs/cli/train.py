@@ -33,6 +33,9 @@ def main(arguments: list[str]) -> int:
         _let_hydra_answer(line)
     else:
         jobs = jobs_of(line)
+        if len(jobs) == 1 and jobs[0].is_done:
+            print(f"nothing is left to do: {jobs[0].is_done}")
+            return 0
         if restarts := jobs[0].config.restarts:
             return train_again_if_killed(arguments, restarts)
         return run_jobs(line, jobs)

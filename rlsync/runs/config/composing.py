@@ -47,7 +47,7 @@ class Composition:
     composed: DictConfig  # what it was made of, with Hydra's own part: a job that Hydra can run
     # what rlsync adds to the user's overrides, so that Hydra composes the same
     added: tuple[str, ...]
-    anew: bool = False  # whether resume=auto has found nothing to go on from
+    auto: bool = False  # whether resume=auto was given
 
     @property
     def choices(self) -> Choices:
@@ -83,7 +83,7 @@ class _Composing:
         self._options: list[Override] = []  #: choose an option of a group
         self._resume: list[str] = []  #: the words that name the run that is resumed
         self._keys: list[Override] = []  #: all others, which set keys
-        self._anew = False
+        self._auto = False
         for override in self._overrides:
             if override.is_hydra_override():
                 self._hydras.append(word_of(override))
@@ -109,13 +109,13 @@ class _Composing:
                 ConfigError("resume=auto has no folder", "override resume=auto", cure)
             )
             return []
+        self._auto = True
         folder = self._line.folder / folders[-1]
         place = folder
         newest = checkpoint_at(folder)
         if newest is not None and AboutRun.of(newest).within_a_life:
             place = folder / LIFE_END
         if checkpoint_at(place) is None:
-            self._anew = True
             return []
         return [f"resume='{place}'"]
 
@@ -136,7 +136,7 @@ class _Composing:
         config = self._with_keys(config, words)
         typed = _typed(own_hydra.job_part(config), self._line.folder)
         self._record(config, typed, added)
-        return Composition(typed, config, tuple(added), self._anew)
+        return Composition(typed, config, tuple(added), self._auto)
 
     def _hydra_composes(self, words: list[str]) -> DictConfig:
         return own_hydra.composed(self._line.config_name, words)

@@ -25,7 +25,14 @@ from rlsync.runs.config.composing import (
     told,
     written,
 )
-from rlsync.runs.life.resume import Change, change_errors, changes, checkpoint_in, require_fit
+from rlsync.runs.life.resume import (
+    Change,
+    NothingLeft,
+    change_errors,
+    changes,
+    checkpoint_in,
+    require_fit,
+)
 from rlsync.runs.life.state import learner_in
 from rlsync.runs.recipes import checks
 from rlsync.runs.recipes.bounds import refuse
@@ -60,8 +67,10 @@ class Job:
     agents: Mapping[int, Config] = field(default_factory=dict)
     # the replay of the population that this is an agent of
     shared: SharedReplayHandle | None = None
-    # whether it begins, and sets aside what an earlier beginning has left in its folder
-    anew: bool = False
+    # whether it goes on in its folder if that has something to go on from, and else begins there
+    auto: bool = False
+    # why there is nothing left to do; empty: there is
+    is_done: str = ""
     # whether it is run by a launcher of Hydra's that may start processes for jobs
     apart: bool = False
 
@@ -109,11 +118,11 @@ class Job:
 
 
 def examined(
-    config: Config, *, trusted: bool = False, config_dir: Path | None = None, anew: bool = False
+    config: Config, *, trusted: bool = False, config_dir: Path | None = None, auto: bool = False
 ) -> tuple[Job | None, list[RlsyncError]]:
     """Check a config without starting a worker. Returns the job, or None, and all that is wrong.
 
-    ``anew``: it may begin in a folder where it has begun before.
+    ``auto``: it may begin in a folder where it has begun before, and may be done.
     """
     errors = list(checks.errors(config))
 
@@ -140,14 +149,26 @@ def examined(
     if recipe is None or errors:
         return None, errors
 
-    job = Job(config, recipe, spaces, checkpoint=None, trusted=trusted, anew=anew)
+    job = Job(config, recipe, spaces, checkpoint=None, trusted=trusted, auto=auto)
     if before is not None:
         job = replace(job, changes=changes(before, config))
     if resumed is not None:
         job = replace(job, checkpoint=resumed.checkpoint, told={"resumes": str(resumed)})
-        tried(lambda: require_fit(recipe, config, spaces, resumed.checkpoint, job.changes or []))
+        going_on = job
+        job = tried(lambda: _going_on(going_on, resumed.checkpoint)) or job
     tried(lambda: require_free_folder(job))
     return (None if errors else job), errors
+
+
+def _going_on(job: Job, checkpoint: Path) -> Job:
+    """The job, if it can go on from its checkpoint, or need not; else ConfigError."""
+    try:
+        require_fit(job.recipe, job.config, job.spaces, checkpoint, job.changes or [])
+    except NothingLeft as error:
+        if not job.auto:
+            raise
+        return replace(job, is_done=error.what)
+    return job
 
 
 def _config_before(config: Config, trusted: bool, config_dir: Path | None) -> Config | None:
@@ -172,7 +193,7 @@ def require_free_folder(job: Job) -> None:
         raise ConfigError(f"pid {learner} trains in {run_dir!r}", f"run_dir={run_dir}", cure)
     if job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
         return
-    if job.anew and _has_begun(job, Path(run_dir)):
+    if job.auto and _has_begun(job, Path(run_dir)):
         return
     cure = f"give another folder, or resume={run_dir} to go on with that run"
     raise ConfigError(f"the folder {run_dir!r} holds another run", f"run_dir={run_dir}", cure)
@@ -243,7 +264,7 @@ def _examined_job(
     else:
         config = whole
     job, wrong = examined(
-        config, trusted=line.trusted, config_dir=line.config_dir, anew=composed.anew
+        config, trusted=line.trusted, config_dir=line.config_dir, auto=composed.auto
     )
     errors += wrong
     if job is None or faults:

@@ -95,6 +95,10 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
             yield ConfigError(problem, f"resume={now.resume}", cure)
 
 
+class NothingLeft(ConfigError):
+    """A run that is resumed has all its frames."""
+
+
 def require_fit(
     recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]
 ) -> None:
@@ -116,7 +120,7 @@ def require_fit(
             f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}"
         )
         cure = f"give more, for example recipe.total_frames={2 * frames}"
-        raise ConfigError(problem, f"resume={config.resume}", cure)
+        raise NothingLeft(problem, f"resume={config.resume}", cure)
 
 
 def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> ConfigError:

@@ -20,6 +20,7 @@ import yaml
 
 from rlsync import BoardClosed, ConfigError
 from rlsync.runs.actors.cluster.session import ClusterStatus
+from rlsync.runs.life.accounts import account_of
 from rlsync.runs.life.aside import repeated_in
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
@@ -146,11 +147,7 @@ def status_of(run: Path) -> RunStatus:
     lines.append(lag)
     if status.ended is None:
         lines.append(evaluations_ended)
-    repeated = repeated_in(run)
-    if repeated:
-        frames = sum(each.to_frames - each.from_frames for each in repeated)
-        times = "once" if len(repeated) == 1 else f"{len(repeated)} times"
-        lines.append(f"went on, or began again, {times}: {frames:,} frames were made again")
+    lines.append(_account(run, statistics))
     schedule = run / files.SCHEDULE
     if schedule.is_file():
         size = schedule.stat().st_size
@@ -162,6 +159,22 @@ def status_of(run: Path) -> RunStatus:
         statistics=statistics,
         lag=lag,
     )
+
+
+def _account(run: Path, statistics: files.RunStatistics | None) -> str | None:
+    """What became of the frames of a run, and how often it went on."""
+    repeated = repeated_in(run)
+    again = sum(each.to_frames - each.from_frames for each in repeated)
+    lines = []
+    if repeated:
+        times = "once" if len(repeated) == 1 else f"{len(repeated)} times"
+        lines.append(f"went on, or began again, {times}: {again:,} frames were made again")
+    if (
+        statistics is not None
+        and (account := account_of(run, statistics.frames, again)) is not None
+    ):
+        lines.append(str(account))
+    return "\n".join(lines) or None
 
 
 def lag_of(run: Path) -> str:

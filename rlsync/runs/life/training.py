@@ -66,7 +66,7 @@ def begun(job: Job) -> Path:
     trust.claim(run_dir, job.trusted)
     if job.checkpoint is not None and job.continues_in(run_dir):
         set_aside(run_dir, job.checkpoint)
-    elif job.anew and (run_dir / RESOLVED).is_file():
+    elif job.auto and (run_dir / RESOLVED).is_file():
         set_all_aside(run_dir)
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)

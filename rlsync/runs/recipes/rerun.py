@@ -54,6 +54,7 @@ def schedule_facts(config: Config) -> dict[str, Any]:
         "resumed": config.resume is not None,
         "checkpoint": checkpoint,
         "life_length": config.life_length,
+        "rollout_frames": config.recipe.batches(config).steps * config.env.num_envs,
     }
 
 

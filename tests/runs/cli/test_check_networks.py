@@ -69,7 +69,7 @@ def networks(capsys: pytest.CaptureFixture[str], *line: str) -> dict[str, Any]:
     [
         ("numbers", [CHOICE, SPEED]),
         ("picture and mask", [CHOICE, ("action_mask", [4], "float32", "leaves out what it forbids"), CAMERA]),
-        ("mask in info", [CHOICE, SPEED, ("observation", [4], "float32", "leaves out what it forbids")]),
+        ("mask in info", [CHOICE, SPEED, ("action_mask", [4], "float32", "leaves out what it forbids")]),
     ],
 )
 @pytest.mark.one_case
@@ -251,3 +251,24 @@ def test_a_mask_in_the_info_is_warned_of_where_the_key_does_not_apply_it(
     for text in told:
         assert "has a mask of actions, action_mask, which is not applied" in text
         assert "give env.action_mask=info" in text
+
+
+@pytest.mark.seconds
+@pytest.mark.processes
+@pytest.mark.parametrize(("lag", "warns"), [("1", True), ("null", False)])
+def test_with_a_lag_an_environment_that_its_seed_does_not_decide_is_told(
+    lag: str, warns: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env.id=tests.tools.parts.undecided:Noisy-v0", f"collector.lag={lag}"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert main(["check", "recipe=ppo", *words]) == 0
+    told = [
+        str(each.message)
+        for each in caught
+        if "the seed does not decide this environment" in str(each.message)
+    ]
+    assert bool(told) == warns
+    if warns:
+        assert "had another observation in step 1" in told[0]
+        assert "env.id" in told[0]

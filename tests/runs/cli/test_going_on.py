@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsync.record.schedule import lives_in, runs_compared
+from rlsync.record.schedule import ScheduleWriter, lives_in, runs_compared
 from rlsync.runs.cli.main import main
+from rlsync.runs.life.accounts import Account, account_of
 from rlsync.runs.recipes.checkpoints import AboutRun, taken
 from rlsync.runs.recipes.run_files import ASIDE, CHECKPOINT, LIFE_END, RECEIPTS, SCHEDULE
 from tests.runs.cli.test_main import Run, folder
@@ -94,7 +96,11 @@ def test_a_run_that_is_killed_goes_on_by_itself_and_nothing_is_different_or_doub
     aside = [each["version"] for part in (folder / "r" / ASIDE).glob("*") for each in receipts(part)]
     assert len({*versions, *aside}) == len(versions) + len(aside), "no version number comes twice"
     main(["status", str(folder / "r")])
-    assert "or began again, 3 times: " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "or began again, 3 times: " in told
+    assert re.search(
+        r"= 9,216 learned from \+ [\d,]+ made again(?: \+ .*)?; 0 dropped$", told, re.MULTILINE
+    ), told
 
 
 def test_a_signal_ends_the_run_and_its_parent_and_an_error_does_not_start_it_again(folder: Path) -> None:
@@ -171,6 +177,34 @@ def test_a_run_dies_with_its_parent_in_good_order(folder: Path) -> None:
     finally:
         run.kill()
     assert json.loads((folder / "orphan" / "ended.json").read_text())["how"] == "terminated"
+
+
+def test_frames_are_accounted_for_and_none_is_taken_twice_or_lost_unseen(tmp_path: Path) -> None:
+    writer = ScheduleWriter(tmp_path / SCHEDULE, {"rollout_frames": 10})
+    for number in (0, 1, 1, 4):
+        writer.rollout(0, 0, number, version=1)
+    writer.rollout(1, 0, 0, version=1, dropped=True)
+    writer.close()
+    account = account_of(tmp_path, frames=20, again=10)
+    assert account == Account(taken=40, learned=20, again=10, waiting=10, dropped=10, twice=10, missing=20)
+    assert str(account) == (
+        "frames taken 40 = 20 learned from + 10 made again + 10 of a batch that is not complete; 10 dropped; "
+        "10 TAKEN TWICE, 20 MISSING"
+    )
+    assert account_of(tmp_path, frames=50, again=0) is None, "the schedule is older than the number"
+    assert account_of(tmp_path / "nothing", 0, 0) is None
+
+
+def test_a_run_that_is_done_has_nothing_left_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "recipe.total_frames=256", f"run_dir={folder / 'done'}", "resume=auto"]
+    run = Run(folder, "train", *words)
+    try:
+        assert run.exit_status(60) == 0, run.output
+    finally:
+        run.kill()
+    assert main(["train", *words]) == 0
+    assert "nothing is left to do: the run has collected 256 frames already" in capsys.readouterr().out
+    assert main(["train", *words[:-1], f"resume={folder / 'done'}"]) == 2
 
 
 @pytest.mark.parametrize(
