@@ -169,11 +169,14 @@ def _account(run: Path, statistics: files.RunStatistics | None) -> str | None:
     if repeated:
         times = "once" if len(repeated) == 1 else f"{len(repeated)} times"
         lines.append(f"went on, or began again, {times}: {again:,} frames were made again")
-    if (
-        statistics is not None
-        and (account := account_of(run, statistics.frames, again)) is not None
-    ):
-        lines.append(str(account))
+    if statistics is not None:
+        # Where it began again, the schedule of before was set aside, too.
+        in_schedule = sum(
+            each.to_frames - each.from_frames for each in repeated if each.from_frames
+        )
+        account = account_of(run, statistics.frames, in_schedule)
+        if account is not None:
+            lines.append(str(account))
     return "\n".join(lines) or None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,9 @@ def test_a_recipe_trains_in_several_environments_with_limits_of_time_and_cast_we
     config = config_of(name, tmp_path, lag=lag)
     config.env.num_envs, config.env.kwargs = 3, {"max_episode_steps": 7}
     config.collector.frames_per_batch, config.recipe.total_frames = 60, 300
-    config.sync.map[0].dtype = "bfloat16"
+    config.sync.map = [replace(route, dtype="bfloat16") for route in config.sync.map[:1]] + config.sync.map[
+        1:
+    ]
     before: list[torch.Tensor] = []
     trainers: list[Trainer] = []
     limited = 0
