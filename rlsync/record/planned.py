@@ -27,10 +27,9 @@ _FORMAT = 1
 _TURN = PAGE_BYTES // 8  # a word: how often the learner has asked for a batch
 _OVER = _TURN + 1  # a word: whether the learner has given up the plan
 _BEGUN = _OVER + 1  # a word for each worker: how many rollouts of its plan have begun
-_VERSION = (
-    _BEGUN + fmt.MAX_READERS
-)  # a word for each worker: with which version the newest of them began
-_NUMBER = _VERSION + fmt.MAX_READERS  # a word for each worker: which one that was
+# Words for each worker: with which version the newest of them began, and which rollout that was.
+_VERSION = _BEGUN + fmt.MAX_READERS
+_NUMBER = _VERSION + fmt.MAX_READERS
 _BYTES = whole_pages((_NUMBER + fmt.MAX_READERS) * 8)
 
 #: By worker: its rollouts, in order: in which life of the worker, with which version. Versions do not fall. A

@@ -135,10 +135,8 @@ class RepeatedUnrolls(UnrollCollector):
             life = None
             if rollout is not None:
                 life = rollout.life
-            if isinstance(self._life, schedule.FixedLag):
-                life = 0
-                if again:
-                    self._planned.go_back(worker, self.ring.writer(worker).written)
+            if again and isinstance(self._life, schedule.FixedLag):
+                self._planned.go_back(worker, self.ring.writer(worker).written)
             elif again and life in (None, lives[worker]):
                 problem = f"worker {worker} ended before its recorded life did"
                 raise WorkerLost(

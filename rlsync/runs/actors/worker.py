@@ -216,9 +216,7 @@ class Worker:
         given_seed = writer.new_seed()
         #: That of the first life of this run.
         self._first_seed = job.seed if given_seed is None else given_seed
-        seed = self._life_seed()
-        seed_all(seed)
-        self._seat = Seat.taken(player, seed, device, worker, len(crew.devices))
+        self._seat = Seat.taken(player, self._life_seed(), device, worker, len(crew.devices))
         self._roller: Roller | None = None
         self._in_life = 0  # rollouts
 

@@ -33,7 +33,9 @@ def as_text(config: Config, plan: Timeline) -> str:
         apart = f"at least {frames:,} frames apart, which are {_of(versions, 'version')}"
     else:
         apart = "never"
-    if config.checkpoint_every_frames:
+    if config.life_length is not None:
+        rest = ", the length of a life"
+    elif config.checkpoint_every_frames:
         rest = ""
     else:
         rest = f" and {CHECKPOINT_REST_S:g} s"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.cli.main import parser_of, print_document
+from rlsync.runs.life.accounts import told_with_account
 from rlsync.runs.life.state import status_of
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print_document(json_of(status.to_dict()))
     else:
-        print(printable(status.told))
+        print(printable(told_with_account(options.run, status)))
     if status.healthy:
         return 0
     return 1

@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from rlsync.runs.life.accounts import told_with_account
 from rlsync.runs.life.state import EVERY_S, HAS_ENDED, KILLED, PLAIN_EVERY_S, RunStatus, status_of
 from rlsync.runs.recipes.run_files import STATISTICS, RunStatistics
 from rlsync.seams import printable
@@ -38,7 +39,7 @@ def watch(run: Path) -> int:
                     refresh=True,
                 )
             time.sleep(every_s)
-    print(printable(status.told))
+    print(printable(told_with_account(run, status)))
     if status.ended is not None and status.ended.status == 0:
         return 0
     return 1

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlsync import ConfigError
+from rlsync.runs.life.aside import repeated_in
+from rlsync.runs.life.state import RunStatus
 from rlsync.runs.recipes.run_files import SCHEDULE
 from rlsync.seams import schedule
 
@@ -35,6 +37,18 @@ class Account:
         if self.twice or self.missing:
             line += f"; {self.twice:,} TAKEN TWICE, {self.missing:,} MISSING"
         return line
+
+
+def told_with_account(run: Path, status: RunStatus) -> str:
+    """What a status tells, and the account of the run: it reads the whole schedule, so not at every look."""
+    if status.statistics is None:
+        return status.told
+    # Where a run began again, the schedule of before was set aside, too.
+    again = sum(each.frames for each in repeated_in(run) if each.from_frames)
+    account = account_of(run, status.statistics.frames, again)
+    if account is None:
+        return status.told
+    return f"{status.told}\n{account}"
 
 
 def account_of(run: Path, frames: int, again: int) -> Account | None:

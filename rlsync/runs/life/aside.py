@@ -23,10 +23,16 @@ class Repeated:
     from_frames: int
     to_frames: int
 
+    @property
+    def frames(self) -> int:
+        return self.to_frames - self.from_frames
+
 
 def set_aside(run: Path, checkpoint: Path) -> None:
     """Move what the files of a run say of later than a checkpoint to a folder of its own."""
     sizes = AboutRun.of(checkpoint).bytes
+    if not sizes:  # an earlier rlsync wrote it, and nobody knows what came later
+        return
     longer = {}
     for name, size in appended_to(run).items():
         if size > sizes.get(name, 0):

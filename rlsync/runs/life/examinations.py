@@ -10,7 +10,7 @@ from rlsync.runs.life import users_trainer
 from rlsync.runs.life.apart import Failed, Say, Stage, run_apart
 from rlsync.runs.life.users_trainer import NamedTrainer
 from rlsync.runs.recipes.settings import Config, EnvConfig
-from rlsync.runs.recipes.spaces import played
+from rlsync.runs.recipes.spaces import first_difference, played
 from rlsync.seams import examine, verdicts
 
 #: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
@@ -35,14 +35,13 @@ def env_findings(config: Config, timeout_s: float) -> list[verdicts.Finding]:
 
 
 def _decided(name: str, *plays: list[tuple[str, dict[str, int]]]) -> verdicts.Finding:
-    for (moment, one), (_, other) in zip(*plays, strict=False):
-        for key in one:
-            if one[key] != other[key]:
-                problem = (
-                    f"the environment is not decided by its seed: the {key} of {moment} differs"
-                )
-                cure = "draw from self.np_random alone, which reset(seed=...) seeds; and let no clock decide"
-                return verdicts.Finding("fail", name, problem, cure)
+    if difference := first_difference(*plays):
+        key, moment = difference
+        problem = f"the environment is not decided by its seed: the {key} of {moment} differs"
+        cure = (
+            "draw from self.np_random alone, which reset(seed=...) seeds; and let no clock decide"
+        )
+        return verdicts.Finding("fail", name, problem, cure)
     same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
     return verdicts.Finding("ok", name, f"the environment is decided by its seed: {same}")
 

@@ -46,9 +46,9 @@ class JobFailed(RlsyncError):
 
 @dataclass(frozen=True, slots=True)
 class Lifeline:
-    """A pipe that the process of a sweep keeps open while the sweep goes on.
+    """A pipe that a process keeps open while its runs may go on: that of a sweep, or one that starts a run again.
 
-    Jobs in other processes see when it is closed, also if that process was killed, and end with a checkpoint.
+    Runs in other processes see when it is closed, also if that process was killed, and end with a checkpoint.
     """
 
     path: str  # for reading, among the descriptors of that process

@@ -8,16 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 from rlsync.runs.actors.supervision import Restarts
 from rlsync.runs.config.composing import AUTO
 from rlsync.runs.life.ending import SIGNALS
-from rlsync.seams import processes
+from rlsync.runs.life.host import Lifeline
+from rlsync.seams import processes, shared_file
 
 _PAUSES = Restarts(first_pause_s=1.0, longest_pause_s=60.0)
-_LIFELINE = "RLSYNC_LIFELINE"  #: the variable that names the end of the parent's pipe in a run
+_LIFELINE = "RLSYNC_LIFELINE"  #: the variable that tells a run where the parent's pipe is
 
 
 def train_again_if_killed(words: Sequence[str], restarts: int) -> int:
@@ -49,25 +50,23 @@ def train_again_if_killed(words: Sequence[str], restarts: int) -> int:
 
 def lifeline() -> Connection | None:
     """In a run with such a parent: what says that it is to end, or that the parent has died."""
-    descriptor = os.environ.pop(_LIFELINE, None)
-    if descriptor is None:
+    path = os.environ.pop(_LIFELINE, None)
+    if path is None:
         return None
-    os.set_inheritable(int(descriptor), False)
-    return Connection(int(descriptor), writable=False)
+    return Lifeline(path, shared_file.SharedFile.host()).held()
 
 
 def _ended(words: Sequence[str]) -> int:
     """How a run ended: its exit status, or less than 0, the signal that killed it."""
-    theirs, ours = os.pipe()
+    reading, writing = os.pipe()
     command = [sys.executable, "-m", "rlsync", "train", *words]
-    environment = os.environ | {_LIFELINE: str(theirs)}
+    environment = os.environ | {_LIFELINE: f"/proc/{os.getpid()}/fd/{reading}"}
     try:
-        run = subprocess.Popen(command, env=environment, pass_fds=[theirs])
-        os.close(theirs)
-        with run, _handing_on(run, ours):
+        with subprocess.Popen(command, env=environment) as run, _handing_on(run, writing):
             return run.wait()
     finally:
-        os.close(ours)
+        os.close(reading)
+        os.close(writing)
 
 
 @contextmanager
@@ -83,8 +82,7 @@ def _handing_on(run: subprocess.Popen[bytes], pipe: int) -> Iterator[None]:
         if asked and number != signal.SIGHUP:
             run.kill()
         asked = True
-        with suppress(OSError):  # it has ended
-            os.write(pipe, b"end")
+        os.write(pipe, b"end")
 
     before = {}
     for number in SIGNALS:

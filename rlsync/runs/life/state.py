@@ -20,7 +20,6 @@ import yaml
 
 from rlsync import BoardClosed, ConfigError
 from rlsync.runs.actors.cluster.session import ClusterStatus
-from rlsync.runs.life.accounts import account_of
 from rlsync.runs.life.aside import repeated_in
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
@@ -147,7 +146,7 @@ def status_of(run: Path) -> RunStatus:
     lines.append(lag)
     if status.ended is None:
         lines.append(evaluations_ended)
-    lines.append(_account(run, statistics))
+    lines.append(_repeated(run))
     schedule = run / files.SCHEDULE
     if schedule.is_file():
         size = schedule.stat().st_size
@@ -161,23 +160,14 @@ def status_of(run: Path) -> RunStatus:
     )
 
 
-def _account(run: Path, statistics: files.RunStatistics | None) -> str | None:
-    """What became of the frames of a run, and how often it went on."""
+def _repeated(run: Path) -> str | None:
+    """How often a run went on, if it did."""
     repeated = repeated_in(run)
-    again = sum(each.to_frames - each.from_frames for each in repeated)
-    lines = []
-    if repeated:
-        times = "once" if len(repeated) == 1 else f"{len(repeated)} times"
-        lines.append(f"went on, or began again, {times}: {again:,} frames were made again")
-    if statistics is not None:
-        # Where it began again, the schedule of before was set aside, too.
-        in_schedule = sum(
-            each.to_frames - each.from_frames for each in repeated if each.from_frames
-        )
-        account = account_of(run, statistics.frames, in_schedule)
-        if account is not None:
-            lines.append(str(account))
-    return "\n".join(lines) or None
+    if not repeated:
+        return None
+    times = "once" if len(repeated) == 1 else f"{len(repeated)} times"
+    frames = sum(each.frames for each in repeated)
+    return f"went on, or began again, {times}: {frames:,} frames were made again"
 
 
 def lag_of(run: Path) -> str:

@@ -142,9 +142,8 @@ class AboutRun:
     """What a checkpoint says of its run; of one by an earlier rlsync nothing is known."""
 
     within_a_life: bool = False
-    bytes: Mapping[str, int] = field(
-        default_factory=dict
-    )  #: of the run's files that grow line by line
+    #: Of the run's files that grow line by line.
+    bytes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, checkpoint: Path) -> AboutRun:
@@ -290,8 +289,8 @@ def places(folder: Path) -> list[Path]:
         return (at / DIGESTS).is_file()
 
     stages = filter(has_digests, newest_first("stage"))  # the last file that is written
-    ends = (folder / LIFE_END,)
-    candidates = (folder, folder / CHECKPOINT, *stages, *newest_first("backup"), *ends)
+    in_place = (folder, folder / CHECKPOINT)
+    candidates = (*in_place, *stages, *newest_first("backup"), folder / LIFE_END)
     return [at for at in candidates if Checkpoint.is_checkpoint(at) or has_digests(at)]
 
 

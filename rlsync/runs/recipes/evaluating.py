@@ -28,7 +28,6 @@ from rlsync.runs.actors.envs.observations import MASK, WHOLE, Observations, Part
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.envs.vectors import Envs, ListedEnvs
 from rlsync.runs.actors.player import Player, check_fits
-from rlsync.runs.actors.worker import seed_all
 from rlsync.runs.evaluation.checkpoint import CheckpointPlayer
 from rlsync.runs.evaluation.evaluator import Evaluator, board_of
 from rlsync.runs.evaluation.play import Patience, filmed, play
@@ -41,7 +40,7 @@ from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.runs.recipes.settings import Config, EvaluationConfig, RecipeConfig
-from rlsync.runs.recipes.spaces import MASKING
+from rlsync.runs.recipes.spaces import MASKING, first_difference, played
 from rlsync.runs.recipes.timeline import versions_between_evaluations
 from rlsync.runs.recipes.trainer import register_hooks
 from rlsync.seams import POLICY, endpoint_of, first_line, warn
@@ -190,38 +189,16 @@ def warn_if_not_decided(config: Config) -> None:
     """Warn of an environment that answers the same actions otherwise, in a run that its seed is to decide."""
     if config.life_length is None:
         return
-    once = _answers(config)
-    for step, (one, other) in enumerate(zip(once, _answers(config), strict=True)):
-        differ = [name for name in one if not torch.equal(one[name], other[name])]
-        if differ:
-            moment = f"step {step}" if step else "the reset"
-            parts = " and ".join(differ)
-            problem = (
-                f"the same actions had another {parts} in {moment}: the seed does not decide this "
-            )
-            problem += (
-                "environment, and a run with a lag is not the same each time, nor after a crash"
-            )
-            cure = "draw from self.np_random alone, which reset(seed=...) seeds; or give collector.lag=null"
-            warn(RlsyncWarning(problem, config.env.word, cure))
-            return
-
-
-def _answers(config: Config) -> list[dict[str, Tensor]]:
-    """What an environment answers to its reset, and to random actions, seeded as a worker's."""
-    seed_all(config.seed)
-    generator = torch.Generator().manual_seed(config.seed)
-    with closing(make_venv(config.env.spec(), 1)) as envs:
-        first = envs.reset(config.seed).clone()
-        answers = [{"observation": first}]
-        for answer in random_steps(envs, generator, TRIAL_STEPS, first):
-            fields = {
-                "observation": answer.observation,
-                "reward": answer.reward,
-                "end": answer.over,
-            }
-            answers.append({name: tensor.clone() for name, tensor in fields.items()})
-    return answers
+    # Seeded alike, as a worker and who takes its place are.
+    plays = [
+        islice(played(config.env, config.seed, config.seed), TRIAL_STEPS + 1) for _ in range(2)
+    ]
+    if difference := first_difference(*map(list, plays)):
+        key, moment = difference
+        problem = f"the same actions had another {key} in {moment}: the seed does not decide this "
+        problem += "environment, and a run with a lag is not the same each time, nor after a crash"
+        cure = "draw from self.np_random alone, which reset(seed=...) seeds; or give collector.lag=null"
+        warn(RlsyncWarning(problem, config.env.word, cure))
 
 
 def whether_episodes_end(config: Config, trials: Sequence[Trial]) -> str:

@@ -438,7 +438,8 @@ class Config:
     #: Leave this null. rlsync train writes the folder of --config-dir here, so that rlsync eval finds a
     #: recipe of yours.
     config_dir: str | None = None
-    #: Frames between two checkpoints; null: a twentieth of recipe.total_frames, and at least half a minute.
+    #: Frames between two checkpoints; null: a twentieth of recipe.total_frames, and with collector.lag at least
+    #: 10,000 steps of each environment, else at least half a minute. With collector.lag a life ends at each.
     #: One is also written at the end of a run, also if it ends by Ctrl-C, SIGTERM, a lost worker or another
     #: error. Only a run that is killed (SIGKILL) loses frames: at most this many.
     checkpoint_every_frames: int | None = bounds.above_zero(None)
@@ -472,7 +473,11 @@ class Config:
 
     @property
     def frames_between_checkpoints(self) -> int:
-        return self.checkpoint_every_frames or max(1, self.recipe.total_frames // 20)
+        return self.life_length or self.checkpoint_every_frames or self._twentieth
+
+    @property
+    def _twentieth(self) -> int:
+        return max(1, self.recipe.total_frames // 20)
 
     @property
     def life_length(self) -> int | None:
@@ -487,7 +492,7 @@ class Config:
         frames = self.checkpoint_every_frames
         if frames is None:
             least = LEAST_STEPS_OF_A_LIFE * self.env.num_envs * workers
-            frames = max(least, self.recipe.total_frames // 20)
+            frames = max(least, self._twentieth)
         alike = batches.steps * self.env.num_envs * math.lcm(batches.rollouts, workers)
         return math.ceil(frames / alike) * alike
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -308,16 +308,26 @@ _STEPS = 400
 def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, dict[str, int]]]:
     """Play as ``seed`` decides, and yield digests of answers; ``elsewhere`` seeds the global generators."""
     seed_all(elsewhere)
-    envs = make_venv(config.spec(), config.num_envs)
     generator = torch.Generator().manual_seed(seed)
-    for each in range(seed, seed + _RESETS):
-        first = envs.reset(each)
-        yield f"reset(seed={each})", {"observation": digest([first])}
-        for step, answer in enumerate(random_steps(envs, generator, _STEPS, first), 1):
-            digests = {}
-            for key, value in answer._asdict().items():
-                if torch.is_tensor(value):
-                    digests[key] = digest([value])
-            digests["final observation"] = digest([last for _, last in answer.finals])
-            yield f"step {step} after reset(seed={each})", digests
-    envs.close()
+    with closing(make_venv(config.spec(), config.num_envs)) as envs:
+        for each in range(seed, seed + _RESETS):
+            first = envs.reset(each)
+            yield f"reset(seed={each})", {"observation": digest([first])}
+            for step, answer in enumerate(random_steps(envs, generator, _STEPS, first), 1):
+                digests = {}
+                for key, value in answer._asdict().items():
+                    if torch.is_tensor(value):
+                        digests[key] = digest([value])
+                digests["final observation"] = digest([last for _, last in answer.finals])
+                yield f"step {step} after reset(seed={each})", digests
+
+
+def first_difference(
+    one: Sequence[tuple[str, dict[str, int]]], other: Sequence[tuple[str, dict[str, int]]]
+) -> tuple[str, str] | None:
+    """Which answer differs first in two plays of :func:`played`, and when; None: none does."""
+    for (moment, ours), (_, theirs) in zip(one, other, strict=False):
+        for key, ours_of_it in ours.items():
+            if ours_of_it != theirs[key]:
+                return key, moment
+    return None

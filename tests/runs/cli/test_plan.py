@@ -131,7 +131,7 @@ SAC = """plan of sac on CartPole-v1
   frames 10,000 to 99,999    learning: 100 updates after each batch of 100 frames (900 rounds)
   publish                    every 1 batches: 1,000 versions after the first
   evaluation                 never
-  checkpoint                 every 5,000 frames and 30 s, and at the end
+  checkpoint                 every 20,000 frames, the length of a life, and at the end
   workers                    2, each with 1 environment: 50 policy calls for a rollout, 2 rollouts for a batch; lag 1: workers act while the learner learns; more frames a second: env.num_envs=2
   end                        100,000 frames, 90,000 updates, ratio 1"""  # noqa: E501
 
