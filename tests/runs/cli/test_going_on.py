@@ -15,8 +15,9 @@ import pytest
 from rlsync.record.schedule import ScheduleWriter, lives_in, runs_compared
 from rlsync.runs.cli.main import main
 from rlsync.runs.life.accounts import Account, account_of
+from rlsync.runs.life.aside import Repeated, repeated_in, set_aside
 from rlsync.runs.recipes.checkpoints import AboutRun, taken
-from rlsync.runs.recipes.run_files import ASIDE, CHECKPOINT, LIFE_END, RECEIPTS, SCHEDULE
+from rlsync.runs.recipes.run_files import ABOUT_RUN, ASIDE, CHECKPOINT, LIFE_END, RECEIPTS, SCHEDULE
 from tests.runs.cli.test_main import Run, folder
 from tests.tools.processes import is_alive, wait_until
 
@@ -193,6 +194,22 @@ def test_frames_are_accounted_for_and_none_is_taken_twice_or_lost_unseen(tmp_pat
     )
     assert account_of(tmp_path, frames=50, again=0) is None, "the schedule is older than the number"
     assert account_of(tmp_path / "nothing", 0, 0) is None
+
+
+def test_lines_are_set_aside_only_where_a_checkpoint_says_how_long_their_files_were(tmp_path: Path) -> None:
+    lines = ['{"frames": 10}\n', '{"frames": 20}\n']
+    (tmp_path / RECEIPTS).write_text("".join(lines))
+    checkpoint = tmp_path / CHECKPOINT
+    checkpoint.mkdir()
+    set_aside(tmp_path, checkpoint)  # an earlier rlsync wrote it
+    assert (tmp_path / RECEIPTS).read_text() == "".join(lines)
+    assert repeated_in(tmp_path) == []
+    about = {"within_a_life": False, "bytes": {RECEIPTS: len(lines[0])}}
+    (checkpoint / ABOUT_RUN).write_text(json.dumps(about))
+    set_aside(tmp_path, checkpoint)
+    assert (tmp_path / RECEIPTS).read_text() == lines[0]
+    assert (tmp_path / ASIDE / "1" / RECEIPTS).read_text() == lines[1]
+    assert repeated_in(tmp_path) == [Repeated(10, 20)]
 
 
 def test_a_run_that_is_done_has_nothing_left_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
