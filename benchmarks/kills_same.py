@@ -4,7 +4,8 @@
 
 Each case is trained once undisturbed. Then it is trained again and again: at random moments SIGKILL goes to a
 worker, the evaluator or the learner, which goes on by ``resume=auto``. At its end each run must have published
-the same weights after every optimizer step, written the same returns, and counted the same frames and steps.
+the same weights after every optimizer step, evaluated the same ones with the same scores, written the same
+returns, and counted the same frames and steps.
 
 The seed decides who is killed, and after how long; at what step that finds a process, it does not. The exit
 status is 1 if a run was not the same, or if fewer processes were killed than ``--kills`` says. Runs of one
@@ -29,6 +30,9 @@ from pathlib import Path
 from kills import ROLES, Life, until
 
 from rlsync.record.schedule import Comparison, lives_in, runs_compared
+from rlsync.runs.cli.compare import EvaluationsCompared
+from rlsync.runs.evaluation.process import read_evaluations
+from rlsync.runs.recipes.run_files import EVALUATIONS
 
 COMMON = (
     "recipe.target_return=null",
@@ -52,7 +56,12 @@ OFF_POLICY = (
     "recipe.pace.prefill=300",
     "checkpoint_every_frames=600",
 )
-UNROLLS = ("collector.lag=1", "recipe.total_frames=16000", "checkpoint_every_frames=4000")
+UNROLLS = (
+    "collector.lag=1",
+    "recipe.total_frames=16000",
+    "recipe.evaluation.every_frames=4000",
+    "checkpoint_every_frames=4000",
+)
 CASES = {
     "ppo": ON_POLICY,
     "ppo, lag 2": (*ON_POLICY, "collector.lag=2"),
@@ -68,6 +77,7 @@ CASES = {
         *("recipe=dreamer_v3", "env=cartpole", "recipe.cells=16", "recipe.belief=16"),
         *("recipe.batch_size=2", "recipe.sequence_length=8", "recipe.horizon=3"),
         *("recipe.pace.prefill=100", "recipe.total_frames=800", "checkpoint_every_frames=200"),
+        "recipe.evaluation.every_frames=200",
     ),
 }
 WITHIN_S = 300.0
@@ -132,6 +142,9 @@ def difference(one: Path, other: Path) -> str:
     )
     if not compared.is_equal:
         return str(compared)
+    scores = EvaluationsCompared.of(one, other)
+    if scores.unequal_after is not None or len(read_evaluations(one / EVALUATIONS)) != scores.both:
+        return f"the evaluations differ: {scores}"
     returns = Path("metrics", "scalars", "return.csv")
     if (one / returns).read_bytes() != (other / returns).read_bytes():
         return "the returns differ"

@@ -196,7 +196,7 @@ class PlannedBoard(BoardWriter):
 
     def _begun_with(self) -> Set[int]:
         """The versions with which the workers' newest rollouts began: who dies leaves one to be made again."""
-        return {self._counts[_VERSION + worker] for worker in self._plan} - {0}
+        return {self._counts[_VERSION + worker] for worker in self._plan}
 
     def _late(self, version: int) -> list[int]:
         """The workers that have yet to begin a rollout with this version or an older one."""

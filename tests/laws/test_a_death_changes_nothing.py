@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,12 @@ from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.actors.repeated import RepeatedUnrolls
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import Restarts
+from rlsync.runs.evaluation.evaluator import Evaluator
+from rlsync.runs.evaluation.process import read_evaluations
+from rlsync.runs.life.aside import set_aside
 from rlsync.runs.life.resume import load
 from rlsync.runs.recipes.registry import recipe_of
-from rlsync.runs.recipes.run_files import CHECKPOINT, SCHEDULE
+from rlsync.runs.recipes.run_files import CHECKPOINT, EVALUATIONS, SCHEDULE
 from rlsync.runs.recipes.settings import Config
 from rlsync.seams import schedule
 from tests.laws.test_rerun import forked
@@ -79,9 +84,10 @@ def test_workers_that_are_killed_change_nothing(
 
 def gone_on(config: Config) -> Life:
     """A run that goes on from the checkpoint in its folder."""
-    recipe = recipe_of(config)
-    trainer = recipe.build(config)
-    load(trainer, Path(str(config.run_dir)) / CHECKPOINT, [])
+    folder = Path(str(config.run_dir))
+    set_aside(folder, folder / CHECKPOINT)
+    trainer = recipe_of(config).build(config)
+    load(trainer, folder / CHECKPOINT, [])
     try:
         trainer.train()
     finally:
@@ -121,6 +127,102 @@ def test_a_learner_that_dies_and_goes_on_from_its_checkpoint_changes_nothing(
     found = runs_compared(one, other)
     assert found.is_equal, str(found)
     assert found.updates[0] == found.updates[2] > 0
+
+
+def scores_in(folder: Path) -> list[tuple[float, ...]]:
+    """Where the learner stood with each version that was evaluated, and how that did."""
+    scores = []
+    for one in read_evaluations(folder / EVALUATIONS):
+        scores.append((one.frames, one.optim_steps, one.return_mean, one.length_mean))
+    return scores
+
+
+def evaluated(name: str, folder: Path, *, workers: int, target: float | None = None) -> Config:
+    """Lives of two batches, and an evaluation after each batch that has brought updates."""
+    lag = 0 if workers == 0 else 1
+    config = in_lives(name, folder, lag=lag, workers=workers)
+    evaluation = config.recipe.evaluations()
+    evaluation.every_frames, evaluation.episodes = 1, 2
+    config.recipe.target_return = target
+    return config
+
+
+@pytest.fixture
+def evaluators(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pid of each evaluating process; one that is killed is started again at once."""
+    pids: list[int] = []
+
+    class Quick(Evaluator):
+        def _start(self) -> None:
+            super()._start()
+            pids.append(self._process.pid or 0)
+
+    monkeypatch.setattr("rlsync.runs.recipes.evaluating.Evaluator", partial(Quick, restarts=QUICKLY))
+    return pids
+
+
+def kill_newest(pids: list[int]) -> None:
+    with suppress(ProcessLookupError):  # it was killed before, and another one is yet to be started
+        os.kill(pids[-1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.one_case
+def test_evaluations_are_the_same_when_evaluator_and_learner_die(
+    name: str, workers: int, tmp_path: Path, evaluators: list[int]
+) -> None:
+    def kill(trainer: Trainer) -> None:
+        trainer.register_op("pre_steps_log", lambda batch: kill_newest(evaluators))
+
+    life_of(evaluated(name, tmp_path / "one", workers=workers))
+    undisturbed = scores_in(tmp_path / "one")
+    assert len(undisturbed) == len({steps for _, steps, _, _ in undisturbed}) > 3
+    assert undisturbed[0][:2] == (0, 0)
+    assert undisturbed[-1][0] == 6 * BATCH
+
+    began = len(evaluators)
+    life_of(evaluated(name, tmp_path / "evaluator", workers=workers), kill)
+    assert len(evaluators) > began + 3
+    assert scores_in(tmp_path / "evaluator") == undisturbed
+
+    for batch in (3, 4):  # within a life, and at the end of one, before its checkpoint
+        config = evaluated(name, tmp_path / f"learner {batch}", workers=workers)
+
+        def die(trainer: Trainer, batch: int = batch) -> None:
+            def look() -> None:
+                if trainer.collected_frames == batch * BATCH:
+                    raise Killed
+
+            trainer.register_op("post_steps", look)
+
+        with pytest.raises(Killed):
+            life_of(config, die)
+        gone_on(config)
+        assert scores_in(tmp_path / f"learner {batch}") == undisturbed
+
+
+def test_a_target_ends_a_run_at_the_same_batch_however_late_its_evaluation_is(
+    tmp_path: Path, evaluators: list[int]
+) -> None:
+    life_of(evaluated("ppo", tmp_path / "one", workers=2))
+    returns = [score[2] for score in scores_in(tmp_path / "one")]
+    best = max(range(1, 5), key=returns.__getitem__)
+    target = returns[best]
+
+    def wait(trainer: Trainer) -> None:
+        trainer.register_op("batch_process", lambda batch: time.sleep(0.5))
+
+    def kill(trainer: Trainer) -> None:
+        trainer.register_op("post_steps", lambda: kill_newest(evaluators))
+
+    ends = []
+    for run, disturb in (("at once", bool), ("learner waits", wait), ("killed", kill)):
+        life_of(evaluated("ppo", tmp_path / run, workers=2, target=target), disturb)
+        ends.append(scores_in(tmp_path / run))
+    assert ends[0] == ends[1] == ends[2]
+    assert len(ends[0]) < len(returns)
+    assert max(score[2] for score in ends[0]) >= target
 
 
 def test_the_lives_of_a_run_have_seeds_of_their_own_and_new_environments(tmp_path: Path) -> None:

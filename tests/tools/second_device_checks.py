@@ -18,6 +18,7 @@ from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Ledger
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.player import Acted, Record
 from rlsync.runs.evaluation.evaluator import Evaluator
@@ -105,8 +106,9 @@ def evaluations_play_there() -> None:
     network = make_impala()
     with collecting(network, CARTPOLE, num_workers=1) as collector:
         handle, player = collector.board.handle, collector.worker_player
-        job = EvaluationJob(handle, player, CARTPOLE, 4, 1, file, 7, device=device)
-        evaluator = Evaluator(job, start_method="fork")
+        job = EvaluationJob(handle, player, CARTPOLE, 4, file, 7, device=device)
+        evaluator = Evaluator(job, Ledger(), start_method="fork")
+        evaluator.ask()
         try:
             assert wait_until(evaluator.evaluations, WAIT_S)
         finally:

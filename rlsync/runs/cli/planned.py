@@ -28,9 +28,8 @@ def as_text(config: Config, plan: Timeline) -> str:
     else:
         published = f": {_of(plan.publishes, 'version')} after the first"
     frames = plan.evaluation_every_frames
-    versions = plan.evaluation_every_versions
     if frames:
-        apart = f"at least {frames:,} frames apart, which are {_of(versions, 'version')}"
+        apart = f"at least {frames:,} frames apart"
     else:
         apart = "never"
     if config.life_length is not None:

@@ -9,7 +9,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import nn
 from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
 from torchrl.objectives.common import _updater_check_forward_prehook
-from torchrl.record.loggers import CSVLogger
+from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger
 from torchrl.trainers import OptimizationStepper, ReplayBufferTrainer, Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
@@ -88,6 +88,17 @@ def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             return f"somebody's hook is on the gradient of {name}"
     return None
+
+
+def leave_out_later(logger: Logger | None, frames: int) -> None:
+    """Let TensorBoard leave out what was logged after so many frames, which is logged again from now on.
+
+    Until TensorboardLogger takes ``purge_step``.
+    """
+    if isinstance(logger, TensorboardLogger):
+        writer = logger.experiment
+        writer.close()
+        writer.purge_step = frames + 1
 
 
 class CsvFiles(CSVLogger):

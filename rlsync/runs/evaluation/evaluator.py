@@ -17,9 +17,12 @@ from rlsync import AdoptionTimeout, PublishError, WorkerLost
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.actors.player import without_memory
 from rlsync.runs.actors.rollout_collector import RolloutCollector
+from rlsync.runs.actors.supervision import Pauses, Restarts
 from rlsync.runs.evaluation.process import (
     DONE,
     PLAYS,
+    WRITTEN,
+    Asked,
     Evaluated,
     EvaluationJob,
     Words,
@@ -34,6 +37,7 @@ from rlsync.seams import (
     ReaderStatus,
     endpoint_of,
     families,
+    ledger,
     processes,
     trainers,
 )
@@ -54,21 +58,37 @@ _LEAVE_OUT = "train without evaluations (recipe.evaluation.every_frames=0)"
 class Evaluator(TrainerHookBase):
     """Starts a process that evaluates one version at a time; logs ``eval/version`` and ``eval/return``.
 
-    With a ``target`` the run ends by what the process finds, so it also ends by an error if the process does:
-    WorkerLost if it dies, AdoptionTimeout if it gives no sign of life for ``silent_timeout_s`` seconds.
-    Without one the run goes on, and :attr:`failure` says it. The constructor waits until the process has made
-    its first step, and raises the same errors.
+    It is asked for the newest version when ``every_frames`` frames have been collected since it was asked
+    last, there is a version with more optimizer steps, and it is free. With ``in_order`` the learner waits for
+    it instead: before it asks again, before it writes a checkpoint, and at the end. So the versions that are
+    evaluated, and what a ``target`` ends, are the same each time that the run is made. ``numbers`` is the ledger
+    of the versions on the board.
+
+    A process that was killed is started again, as ``restarts`` allows, and asked again. With a ``target`` the
+    run ends by what it finds, so it also ends by an error if the process does: WorkerLost if it dies,
+    AdoptionTimeout if it gives no sign of life for ``silent_timeout_s`` seconds. Without one the run goes on,
+    and :attr:`failure` says it. The constructor waits until the process has made its first step, and raises
+    the same errors.
     """
 
     def __init__(
         self,
         job: EvaluationJob,
+        numbers: ledger.Ledger,
         start_method: str = "forkserver",
         *,
+        every_frames: int = 1,
+        in_order: bool = False,
+        restarts: Restarts = Restarts(),  # noqa: B008 - it is frozen
         start_timeout_s: float = 300.0,
         silent_timeout_s: float | None = 300.0,
     ) -> None:
-        blank = replace(job, player=without_memory(job.player))
+        self._job = replace(job, player=without_memory(job.player))
+        self._numbers = numbers
+        self._start_method = start_method
+        self._every_frames = every_frames
+        self._in_order = in_order
+        self._pauses = Pauses[int](restarts)
         self._file = job.file
         self._read_bytes = self._logged = 0
         self._evaluations: list[Evaluated] = []
@@ -87,24 +107,87 @@ class Evaluator(TrainerHookBase):
         self._look_at = 0.0
         self._over = False
         self._trainer: Trainer | None = None
-        self._heard: list[Words] = []
-        self._pipe, theirs = Pipe()
-        self._process = families.start_process(
-            start_method, run_evaluator, (blank, theirs), "rlsync evaluator"
-        )
-        theirs.close()
+        self._frames = 0  # collected when the newest version was published
+        self._asked: Asked | None = None  # for what, last
+        self._ends = False
+        self._start()
         self._await_start(start_timeout_s)
 
     def register(self, trainer: Trainer, name: str = "evaluator") -> None:
+        """Register after what publishes."""
         self._trainer = trainer
+        trainer.register_op("setup", self._note_frames)
+        # Not at the end of an iteration: a run that goes on from its checkpoint asks for the same, then.
+        trainer.register_op("pre_steps_log", self._ask_if_due)
         trainer.register_op("post_steps_log", self)
         trainer.register_op("shutdown", self._end)
 
     def __call__(self, batch: TensorDictBase | None = None) -> dict[str, float] | None:
-        assert self._trainer is not None, "it was registered"
+        trainer = self._its_trainer
+        self._note_frames()
+        if self._in_order:
+            is_last = trainer.collected_frames >= trainer.total_frames
+            if not (is_last or self._is_due or trainers.saves_now(trainer)):
+                self._look_at_process(trainer)
+                return None
+            self._await_result(trainer)
+            if is_last:
+                self.ask()
+                self._await_result(trainer)
         logged = self._look_at_results()
-        self._look_at_process(self._trainer)
+        self._look_at_process(trainer)
         return logged
+
+    @property
+    def _its_trainer(self) -> Trainer:
+        assert self._trainer is not None, "it was registered"
+        return self._trainer
+
+    def _note_frames(self) -> None:
+        self._frames = self._its_trainer.collected_frames
+
+    def _ask_if_due(self, batch: TensorDictBase | None = None) -> None:
+        if self._is_due:
+            self.ask()
+
+    @property
+    def _last(self) -> Asked | Evaluated | None:
+        """The version that the process was asked for last, by this learner or by the one before it."""
+        if self._asked is None and (evaluated := self.evaluations()):
+            return evaluated[-1]
+        return self._asked
+
+    @property
+    def _is_due(self) -> bool:
+        return self._last is None or self._frames - self._last.frames >= self._every_frames
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether it has evaluated all that it was asked for."""
+        if self._asked is None:
+            return True
+        evaluated = self.evaluations()
+        return bool(evaluated) and evaluated[-1].version >= self._asked.version
+
+    def ask(self) -> None:
+        """Ask for the newest version, unless it has the weights of the last one, or the process is busy."""
+        if self._over or not self._is_free:
+            return
+        version = self._board.newest
+        known = self._numbers.known(version)
+        steps = -1
+        if known is not None and known.optim_steps is not None:
+            steps = known.optim_steps
+        last = self._last
+        if last is not None and (last.version == version or 0 <= steps == last.optim_steps):
+            return
+        self._board.let_stay(version)
+        self._asked = Asked(version, self._frames, steps)
+        self._send(self._asked)
+
+    def _send(self, words: Asked | None) -> None:
+        with suppress(OSError):  # it has ended, and is asked again if another one takes its place
+            self._pipe.send(words)
 
     def evaluations(self) -> list[Evaluated]:
         """Oldest first."""
@@ -123,6 +206,19 @@ class Evaluator(TrainerHookBase):
             self._process.join(_LEAVE_WITHIN_S)
         families.end_group(self._process)
         self._process.join()
+
+    def _start(self) -> None:
+        """Start the process, and ask it for what another one has left."""
+        self._heard: list[Words] = []
+        self._pipe, theirs = Pipe()
+        self._process = families.start_process(
+            self._start_method, run_evaluator, (self._job, theirs), "rlsync evaluator"
+        )
+        theirs.close()
+        if not self._is_free:
+            self._send(self._asked)
+        if self._ends:
+            self._send(None)
 
     def _await_start(self, within_s: float) -> None:
         doing = "starting the evaluator"
@@ -148,7 +244,9 @@ class Evaluator(TrainerHookBase):
         """All that the process has told so far. Waits so long for something new."""
         try:
             while self._pipe.poll(within_s):
-                self._heard.append(self._pipe.recv())
+                words = self._pipe.recv()
+                if words not in self._heard:
+                    self._heard.append(words)
                 within_s = 0.0
         except (EOFError, OSError):  # it ends
             self._process.join(within_s)
@@ -180,7 +278,7 @@ class Evaluator(TrainerHookBase):
         # Asked after its silence: one that dies gives no sign of life either.
         if self._process.exitcode is not None:
             error = self._lost("evaluating")
-        if error is None or DONE in self._hear():
+        if error is None or DONE in self._hear() or self._starts_again():
             return
         self._over = True
         families.end_group(self._process)
@@ -237,39 +335,62 @@ class Evaluator(TrainerHookBase):
     def _last_words(self) -> Words | None:
         """Why the process ends, if it has told."""
         for words in self._hear():
-            if words not in (PLAYS, DONE):
+            if words not in (PLAYS, WRITTEN, DONE):
                 return words
         return None
 
+    def _starts_again(self) -> bool:
+        """Whether another process takes the place of one that was killed, or has done so."""
+        code = self._process.exitcode
+        if code is None or code >= 0:  # an error of its own would come again
+            return False
+        if EVALUATOR not in self._pauses.due:
+            families.end_group(self._process)
+            pause_s = self._pauses.note_end(EVALUATOR)
+            if pause_s is None:
+                return False
+            ended = f"the evaluator (pid {self._process.pid}) was {processes.ending(code)}"
+            _log.warning("%s; another one takes its place in %g s", ended, pause_s)
+        if time.monotonic() >= self._pauses.due[EVALUATOR]:
+            del self._pauses.due[EVALUATOR]
+            self._start()
+        return True
+
+    def _await_result(self, trainer: Trainer) -> None:
+        """Wait until it has evaluated what it was asked for, or cannot any more."""
+        self._await(trainer, lambda: self._is_free)
+
     def _end(self) -> None:
         """End the process; where all frames were collected, after it has evaluated the last version."""
-        assert self._trainer is not None, "it was registered"
+        trainer = self._its_trainer
         try:
-            if self._trainer.collected_frames >= self._trainer.total_frames and not self._over:
-                self._await_last(self._trainer)
+            if trainer.collected_frames >= trainer.total_frames and not self._over:
+                self._await_result(trainer)
+                self.ask()
+                self._ends = True
+                self._send(None)
+                self._await(trainer, lambda: DONE in self._hear())
+                if not trainers.asked_to_stop(trainer):
+                    self._look_at_results()
         finally:
             self.close()
 
-    def _await_last(self, trainer: Trainer) -> None:
-        with suppress(OSError):  # it has ended
-            self._pipe.send(None)
+    def _await(self, trainer: Trainer, is_done: Callable[[], bool]) -> None:
+        """Wait for the process, but not while the run is asked to stop."""
         began = time.monotonic()
         tell_at = began + _TELL_AFTER_S
-        while self._process.is_alive() and not self._over and not trainers.asked_to_stop(trainer):
-            if DONE in self._hear():
-                self._process.join(_LEAVE_WITHIN_S)
-                break
-            self._process.join(processes.LOOK_EVERY_S)
+        while not (self._over or trainers.asked_to_stop(trainer) or is_done()):
+            if self._process.exitcode is None:
+                self._hear(processes.LOOK_EVERY_S)
+            else:  # its end of the pipe is closed
+                time.sleep(processes.LOOK_EVERY_S)
             self._look_at_process(trainer)
             if time.monotonic() >= tell_at and (status := self._status()) is not None:
                 tell_at = time.monotonic() + _TELL_EVERY_S
                 plays = f"the evaluator (pid {status.pid}, {status.state}) plays version {status.adopted_version}"
-                newest = f"the last version, {self._board.newest}"
+                asked = f"version {self._asked.version if self._asked else 0}"
                 waited = f"{time.monotonic() - began:.0f} s so far; Ctrl-C leaves it out"
-                _log.warning("waiting until %s, is evaluated: %s, %s", newest, plays, waited)
-        if not trainers.asked_to_stop(trainer):
-            self._look_at_process(trainer)
-            self._look_at_results()
+                _log.warning("waiting until %s is evaluated: %s, %s", asked, plays, waited)
 
 
 def board_of(collector: BaseCollector) -> BoardHandle | None:

@@ -1,4 +1,4 @@
-"""The process that evaluates one version after the other, while training goes on. Loads no torchrl."""
+"""The process that evaluates the versions it is asked for, while training goes on. Loads no torchrl."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from io import BytesIO
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from rlsync.runs.evaluation.play import (
     at_once,
     film,
     filmed,
-    nothing,
     play,
 )
 from rlsync.seams import (
@@ -59,12 +58,23 @@ _NICE = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A version to evaluate, and where the learner stood with it."""
+
+    version: int
+    frames: int  # collected until then
+    optim_steps: int  # -1: nobody counted them
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated(Score):
     """The score of the version that acted in every step of every episode, and how long that took."""
 
     version: int
     seconds: float
     run_id: str = ""
+    frames: int = 0  # as in Asked; 0 also where an earlier rlsync has not written it
+    optim_steps: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,6 @@ class EvaluationJob:
     player: Player
     env: EnvSpec
     episodes: int
-    every_versions: int  # at least so many lie between two evaluations
     file: Path  # a CSV file, to which each evaluation adds a line
     seed: int  # of environments and actions, the same for every evaluation
     adopt: Adopt = "alias"
@@ -100,15 +109,16 @@ class EvaluationJob:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the process tells the learner, at most once each: that it plays, that it is done, or its error."""
+    """What the process tells the learner: that it can play, has evaluated, is done, or its error."""
 
     what: str
     where: str = ""
     cure: str = ""
 
 
-#: The first step was made; and, after the learner has asked for the last evaluation, that one was written.
+#: The first step was made; an evaluation was written; and, after the last one, the process ends.
 PLAYS = Words("it plays")
+WRITTEN = Words("it has written an evaluation")
 DONE = Words("it is done")
 
 
@@ -173,16 +183,13 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
 
 
 def run_evaluator(job: EvaluationJob, learner: Connection) -> None:
-    """What the process runs: adopt, play, write, until the learner is gone.
-
-    Once it has said that this is the last one, until the newest version is evaluated.
-    """
+    """What the process runs: adopt what the learner asks for, play, write, until that ends or is gone."""
     prepare_process()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the learner ends this process with it
     os.nice(_NICE)
     try:
         _evaluate(job, learner)
-    except BoardClosed:
+    except (BoardClosed, EOFError):  # the learner has ended
         return
     except RlsyncError as error:
         _leave(learner, Words(error.what, error.where, error.cure))
@@ -205,74 +212,70 @@ def _evaluate(job: EvaluationJob, learner: Connection) -> None:
     envs = make_venv(job.env, at_once(job.episodes))
     check_fits(job.player, envs, str(job.env))
     job = replace(job, patience=replace(job.patience, sign_of_life=reader.give_sign_of_life))
+    for _ in islice(_steps(job, envs), 2):  # what cannot play is told before anything runs
+        pass
+    _leave(learner, PLAYS)
+
     films = None
     if job.filming is not None:
         films = EvaluationFilms(
             job.filming, job.player, job.env, job.seed, job.device, patience=job.patience
         )
-    highest = _highest_before(job)
-    evaluated = -job.every_versions
-    on_first_step: Callable[[], None] = partial(_leave, learner, PLAYS)
     while not reader.closed_by_learner:
-        # Wait for a version that is due; when the learner has ended, for the last one alone.
         reader.give_sign_of_life()
-        ends = learner.poll()
-        due = evaluated + job.every_versions
-        if ends:
-            due = evaluated + 1
-        if reader.newest < due:
-            if ends:
-                _leave(learner, DONE)
-                return
-            time.sleep(_LOOK_EVERY_S)
+        if not learner.poll(_LOOK_EVERY_S):
             continue
-
-        evaluated = adopter.adopt()
-        result = _evaluated(job, envs, reader, evaluated, on_first_step)
+        asked = learner.recv()
+        if asked is None:
+            _leave(learner, DONE)
+            return
+        # It stays on the board, unless another process writes to that at its own pace.
+        if not reader.adopt_version(asked.version):
+            adopter.adopt()
+        result = _evaluated(job, envs, reader, replace(asked, version=reader.version))
         if result is None:
             return
-        on_first_step = nothing
-        best = job.best is not None and result.rank > highest
+        before = read_evaluations(job.file)
+        best = job.best is not None and _is_best(job.best, result, before)
         if best:  # kept before the learner sees the result, which may end the run
-            highest = result.rank
             _keep(job, result)
         _write(job.file, result)
+        _leave(learner, WRITTEN)
         if films is not None:
-            films.evaluated(evaluated, best=best)
+            films.evaluated(result.version, len(before), best=best)
+
+
+def _steps(job: EvaluationJob, envs: Envs) -> Iterator[list[Episode]]:
+    return play(job.player, envs, job.episodes, job.seed, job.device, patience=job.patience)
 
 
 def _evaluated(
-    job: EvaluationJob,
-    envs: Envs,
-    reader: BoardReader,
-    version: int,
-    on_first_step: Callable[[], None],
+    job: EvaluationJob, envs: Envs, reader: BoardReader, asked: Asked
 ) -> Evaluated | None:
     """Play with the version that was adopted. None: the learner has closed the board meanwhile."""
     started = time.monotonic()
     episodes: list[Episode] = []
-    steps = play(job.player, envs, job.episodes, job.seed, job.device, patience=job.patience)
-    for step, ended in enumerate(steps):
-        if step == 1:
-            on_first_step()
+    for ended in _steps(job, envs):
         episodes += ended
         if reader.closed_by_learner:
             return None
     return Evaluated(
         **asdict(Score.of(episodes)),
-        version=version,
+        **asdict(asked),
         seconds=round(time.monotonic() - started, 3),
         run_id=job.run_id,
     )
 
 
-def _highest_before(job: EvaluationJob) -> float:
-    """The highest rank so far, also of the run that this one resumes."""
-    if job.best is not None:
-        best = best_in(job.best, trusted=True)
-        if best is not None:
-            return best.rank
-    return -math.inf
+def _is_best(file: Path, result: Evaluated, before: Sequence[Evaluated]) -> bool:
+    """Whether nothing so far was better, also of the run that this one resumes; of equals the first is best."""
+    best = best_in(file, trusted=True)
+    if best is None:
+        return result.rank > -math.inf
+    if result.rank == best.rank:
+        # What the file has was evaluated in a part of the run that is made again now.
+        return all(best.version != other.version for other in before)
+    return result.rank > best.rank
 
 
 def _leave(learner: Connection, words: Words) -> None:
@@ -313,7 +316,7 @@ def read_evaluations(file: Path) -> list[Evaluated]:
 
 
 def _values(row: dict[str, str]) -> dict[str, Any]:
-    kinds = {"episodes": int, "version": int, "run_id": str}
+    kinds = {"episodes": int, "version": int, "run_id": str, "frames": int, "optim_steps": int}
     # A value without a name is a newer column, below the header of a file that is older.
     return {name: kinds.get(name, float)(text) for name, text in row.items() if name is not None}
 
@@ -331,13 +334,11 @@ class EvaluationFilms:
 
     def __post_init__(self) -> None:
         self._stage: Filmed | None = None
-        self._evaluations = 0
         self._warned = False
 
-    def evaluated(self, version: int, *, best: bool) -> None:
-        """Film the version that acts now, if it is its turn, or the best so far."""
-        due = self._evaluations % self.filming.every == 0
-        self._evaluations += 1
+    def evaluated(self, version: int, before: int, *, best: bool) -> None:
+        """Film the version that acts now, if after so many evaluations it is its turn, or the best so far."""
+        due = before % self.filming.every == 0
         shown = None
         if best:
             shown = self.filming.best

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from rlsync.runs.evaluation.process import video_of_version
 from rlsync.runs.recipes.checkpoints import AboutRun, appended_to
-from rlsync.runs.recipes.run_files import ASIDE, LIVES, RECEIPTS, STARTED, VERSIONS
+from rlsync.runs.recipes.run_files import ASIDE, LIVES, RECEIPTS, STARTED, VERSIONS, VIDEOS
 from rlsync.seams import whole_file
 
 #: What goes on from whatever an earlier beginning has left: no version number is given out twice.
@@ -47,6 +51,11 @@ def set_aside(run: Path, checkpoint: Path) -> None:
         tail.write_bytes(file.read_bytes()[size:])
         with file.open("r+b") as opened:
             opened.truncate(size)
+    for receipt in _receipts_in(folder / RECEIPTS):
+        film = video_of_version(run / VIDEOS, receipt.get("version", 0))
+        if film.is_file():
+            (folder / VIDEOS).mkdir(exist_ok=True)
+            shutil.move(film, folder / VIDEOS)
     _note(folder, _frames_in(run / RECEIPTS), _frames_in(folder / RECEIPTS))
 
 
@@ -79,11 +88,13 @@ def _note(folder: Path, from_frames: int, to_frames: int) -> None:
 
 def _frames_in(receipts: Path) -> int:
     """After how many frames the last of these receipts was written."""
-    if not receipts.is_file():
-        return 0
-    for line in reversed(receipts.read_bytes().splitlines()):
-        try:
-            return int(json.loads(line)["frames"])
-        except (ValueError, LookupError):  # a process was killed while it wrote
-            continue
-    return 0
+    return max((int(receipt["frames"]) for receipt in _receipts_in(receipts)), default=0)
+
+
+def _receipts_in(file: Path) -> Iterator[dict[str, Any]]:
+    """What is whole in the lines of a file, whichever rlsync has written it."""
+    if not file.is_file():
+        return
+    for line in file.read_bytes().splitlines():
+        with suppress(ValueError):  # a process was killed while it wrote
+            yield json.loads(line)

@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, Stop, SyncWeights
+from rlsync.runs.compat.trainers import leave_out_later
 from rlsync.runs.config import trust
 from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.life.aside import set_all_aside, set_aside
@@ -106,6 +107,7 @@ def _prepare(trainer: Trainer, job: Job, run_dir: Path) -> None:
         load(trainer, job.checkpoint, job.changes)
         print(told_of_resume(trainer, job), flush=True)
         if goes_on:
+            leave_out_later(trainer.logger, trainer.collected_frames)
             life = keep_life(run_dir, job.checkpoint)
             if life is not None:
                 trust.claim(life, trusted=True)  # this run's own, or looked at when it was loaded

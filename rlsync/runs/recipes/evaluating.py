@@ -41,7 +41,6 @@ from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.runs.recipes.settings import Config, EvaluationConfig, RecipeConfig
 from rlsync.runs.recipes.spaces import MASKING, first_difference, played
-from rlsync.runs.recipes.timeline import versions_between_evaluations
 from rlsync.runs.recipes.trainer import register_hooks
 from rlsync.seams import POLICY, endpoint_of, first_line, warn
 
@@ -85,6 +84,7 @@ def make_evaluator(
         )
     best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
 
+    numbers = endpoint_of(collector).publisher.ledger
     # The process gets all that it needs in one picklable object; what it must not change comes from the run.
     filming = None
     if evaluation.video_every is not None:
@@ -94,7 +94,6 @@ def make_evaluator(
         player=player,
         env=config.env.spec(),
         episodes=evaluation.episodes,
-        every_versions=versions_between_evaluations(config),
         file=folder / EVALUATIONS,
         seed=config.seed + APART,
         adopt=config.collector.adopt,  # type: ignore[arg-type]
@@ -102,12 +101,17 @@ def make_evaluator(
         best=folder / BEST,
         kept=f"{POLICY}.{learned}",
         filming=filming,
-        run_id=endpoint_of(collector).publisher.ledger.run_id,
+        run_id=numbers.run_id,
         patience=patience_of(evaluation),
     )
     settings = config.collector
     return Evaluator(
-        job, start_timeout_s=settings.start_timeout_s, silent_timeout_s=settings.silent_timeout_s
+        job,
+        numbers,
+        every_frames=evaluation.every_frames,
+        in_order=run.life_length is not None,
+        start_timeout_s=settings.start_timeout_s,
+        silent_timeout_s=settings.silent_timeout_s,
     )
 
 

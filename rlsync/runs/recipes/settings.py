@@ -134,7 +134,8 @@ class LoggerConfig:
 class EvaluationConfig:
     """A separate process of low priority that evaluates one version after the other."""
 
-    #: Least number of frames between two evaluations; 0: none.
+    #: Least number of frames between two evaluations; 0: none. With a lag the learner waits for the one before,
+    #: else versions are skipped while the process plays.
     every_frames: int = bounds.not_below_zero(0)
     #: Episodes in one evaluation, up to eight at once.
     episodes: int = bounds.above_zero(8)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from rlsync import ConfigError
 from rlsync.runs.recipes.settings import Config
@@ -101,7 +99,6 @@ class Timeline:
     publishes: int | None  # versions after the first one; None where time decides
     publish_every: str  # in words
     evaluation_every_frames: int  # at least; 0: never
-    evaluation_every_versions: int  # the same in versions; 0: never
     checkpoint_every_frames: int  # one more is written at the end
     update: str = ""  # what one update trains, and on what, where that is not plain
 
@@ -125,9 +122,6 @@ def timeline(config: Config) -> Timeline:
     versions = None
     if "seconds" not in when.units():
         versions = len(list(publishes(when, run)))
-    versions_between = 0
-    if every_frames:
-        versions_between = versions_between_evaluations(config)
     return Timeline(
         phases=phases,
         frames=last.frames,
@@ -136,7 +130,6 @@ def timeline(config: Config) -> Timeline:
         publishes=versions,
         publish_every=str(when),
         evaluation_every_frames=every_frames,
-        evaluation_every_versions=versions_between,
         checkpoint_every_frames=config.frames_between_checkpoints,
         update=config.recipe.update_facts(),
     )
@@ -164,27 +157,3 @@ def _phases(run: list[Iteration], frames_per_batch: int) -> list[RunPhase]:
         )
         phases.append(phase)
     return phases
-
-
-def versions_between_evaluations(config: Config) -> int:
-    """How many versions lie in ``evaluation.every_frames`` frames, as far as the config tells."""
-    when = trigger(config.sync.when)
-    frames = config.recipe.evaluations().every_frames
-    if "seconds" in when.units():
-        return 1
-    per_batch = config.collector.frames_per_batch
-    recipe = config.recipe
-    tells = recipe.updates_after(config, per_batch, 0) is not None
-    if not tells and "optim_steps" in when.units():
-        return max(1, round(frames / per_batch))  # as if each batch brought a version
-    if tells:
-        run = rounds(config)
-    else:
-        run = (Iteration(frames, 0) for frames in _batches(config))
-    # The round in which the prefill ends has fewer updates for its frames than those after it.
-    end_of_prefill = math.ceil(recipe.prefill_frames() / per_batch + 1) * per_batch
-    after_prefill = (position for position in publishes(when, run) if position > end_of_prefill)
-    at = list(islice(after_prefill, 1_000))
-    if len(at) < 2:
-        return 1
-    return max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))

@@ -116,6 +116,11 @@ def stop_reason(trainer: Trainer) -> str | None:
     return reason
 
 
+def saves_now(trainer: Trainer) -> bool:
+    """Whether a checkpoint is due at the end of this iteration. Until the trainer says so itself."""
+    return bool(trainer.collected_frames - trainer._last_save > trainer.save_trainer_interval)
+
+
 def run_shutdown_operations(trainer: Trainer) -> None:
     """Call the stage ``shutdown`` after a training that ended before. Until ``Trainer.shutdown`` calls it."""
     trainer._shutdown_hook()

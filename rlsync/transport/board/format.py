@@ -3,7 +3,8 @@
 ::
 
     page 0    header, never changed: magic, format, board id
-    control   head (newest version and its slot), slot count, closed, the question to the readers, generation
+    control   head (newest version and its slot), slot count, closed, the question to the readers, generation,
+              a version that stays
     slots     one line for each slot: state, version, where its image and its layout are, generation
     readers   one line for each reader: pid, adopted version, heartbeat, sizes of its notes
     notes     room for a note of each kind for each reader, sparse
@@ -25,7 +26,7 @@ from rlsync.transport.contract import Note, ReaderStatus
 from rlsync.transport.shared_file import PAGE_BYTES, SharedFile, whole_pages
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
-FORMAT = 7
+FORMAT = 8
 
 # 2 * readers + 2 slots always suffice: a reader that adopts by alias holds two leases for a moment, one slot
 # has the newest version, and one is written. Most runs use three.
@@ -42,6 +43,7 @@ CLOSED = _CONTROL + 2
 ASKED = _CONTROL + 3  # how often the learner has asked
 ASKED_FROM = _CONTROL + 4  # the lowest version that an answer may be about
 GENERATION = _CONTROL + 5  # of the newest version; it never falls
+STAYS = _CONTROL + 6  # a version whose slot is not written to; 0: none
 _SLOT_LINES = _CONTROL + LINE_WORDS
 _READER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
 CONTROL_BYTES = whole_pages((_READER_LINES + MAX_READERS * LINE_WORDS) * 8)
@@ -125,6 +127,10 @@ class BoardWatch:
         if self.newest:
             return Stamp(self._words[GENERATION], self.newest)
         return NOTHING
+
+    def let_stay(self, version: int) -> None:
+        """Keep the newest version for a reader that is yet to adopt it, in place of the one that was kept."""
+        self._words[STAYS] = version
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""

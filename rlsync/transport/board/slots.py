@@ -115,7 +115,8 @@ class BoardSlots:
         assert self._now is not None  # the board asks after lay_out only
         self.before = -1  # it may be taken
         newest = self.newest
-        spared = self.kept()
+        # No version is 0, but slots that were never written to say so.
+        spared = (self.kept() | {self._words[fmt.STAYS]}) - {0}
         for slot in self._now.views:
             version = self._words[fmt.slot_line(slot) + fmt.SLOT_VERSION]
             if slot != newest and version not in spared and self._lock(slot):

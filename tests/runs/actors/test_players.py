@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError, WorkerLost
+from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.actions import BoxActions, DiscreteActions, MultiDiscreteActions
@@ -345,11 +346,12 @@ def test_an_evaluating_process_plays_with_the_weights_of_the_version_it_names(
         versions = Versions(collector, player)
         board = collector.board.handle
         scores, best = tmp_path / "scores.csv", tmp_path / "best.pt"
-        job = EvaluationJob(board, collector.worker_player, CARTPOLE, 4, 1, scores, 7, best=best)
-        evaluator = Evaluator(job, start_method="fork")
+        job = EvaluationJob(board, collector.worker_player, CARTPOLE, 4, scores, 7, best=best)
+        evaluator = Evaluator(job, Ledger(), start_method="fork")
         wanted = 3 if player_of(player).modules else 1
         try:
             for count in range(1, wanted + 1):
+                evaluator.ask()
                 assert wait_until(lambda count=count: len(evaluator.evaluations()) >= count, PLAYED_WITHIN_S)
                 versions.publish_others()
         finally:

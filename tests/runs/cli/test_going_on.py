@@ -14,10 +14,19 @@ import pytest
 
 from rlsync.record.schedule import ScheduleWriter, lives_in, runs_compared
 from rlsync.runs.cli.main import main
+from rlsync.runs.evaluation.process import video_of_version
 from rlsync.runs.life.accounts import Account, account_of
 from rlsync.runs.life.aside import Repeated, repeated_in, set_aside
 from rlsync.runs.recipes.checkpoints import AboutRun, taken
-from rlsync.runs.recipes.run_files import ABOUT_RUN, ASIDE, CHECKPOINT, LIFE_END, RECEIPTS, SCHEDULE
+from rlsync.runs.recipes.run_files import (
+    ABOUT_RUN,
+    ASIDE,
+    CHECKPOINT,
+    LIFE_END,
+    RECEIPTS,
+    SCHEDULE,
+    VIDEOS,
+)
 from tests.runs.cli.test_main import Run, folder
 from tests.tools.processes import is_alive, wait_until
 
@@ -70,13 +79,13 @@ def killed_at(run: Run, frames: int) -> None:
 def test_a_run_that_is_killed_goes_on_by_itself_and_nothing_is_different_or_doubled(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    frames = "recipe.total_frames=9000"
-    whole = Run(folder, "train", *SMALL, frames, "run_dir=whole")
+    words = [*SMALL, "recipe.total_frames=9000", "recipe.evaluation.every_frames=1000"]
+    whole = Run(folder, "train", *words, "run_dir=whole")
     try:
         assert whole.exit_status(120) == 0, whole.output
     finally:
         whole.kill()
-    run = Run(folder, "train", *SMALL, frames, "run_dir=r", "restarts=4", afresh=True)
+    run = Run(folder, "train", *words, "run_dir=r", "restarts=4", afresh=True)
     try:
         killed_at(run, 256)  # before its first checkpoint
         killed_at(run, 2000)
@@ -96,6 +105,8 @@ def test_a_run_that_is_killed_goes_on_by_itself_and_nothing_is_different_or_doub
     versions = [each["version"] for each in receipts(folder / "r")]
     aside = [each["version"] for part in (folder / "r" / ASIDE).glob("*") for each in receipts(part)]
     assert len({*versions, *aside}) == len(versions) + len(aside), "no version number comes twice"
+    assert main(["compare", str(folder / "whole"), str(folder / "r")]) == 0
+    assert "evaluations equal: 10 of 10" in capsys.readouterr().out
     main(["status", str(folder / "r")])
     told = capsys.readouterr().out
     assert "or began again, 3 times: " in told
@@ -197,7 +208,10 @@ def test_frames_are_accounted_for_and_none_is_taken_twice_or_lost_unseen(tmp_pat
 
 
 def test_lines_are_set_aside_only_where_a_checkpoint_says_how_long_their_files_were(tmp_path: Path) -> None:
-    lines = ['{"frames": 10}\n', '{"frames": 20}\n']
+    lines = ['{"version": 7, "frames": 10}\n', '{"version": 1004, "frames": 20}\n', '{"version": 1005, "fra']
+    (tmp_path / VIDEOS).mkdir()
+    for version in (7, 1004):
+        video_of_version(tmp_path / VIDEOS, version).touch()
     (tmp_path / RECEIPTS).write_text("".join(lines))
     checkpoint = tmp_path / CHECKPOINT
     checkpoint.mkdir()
@@ -208,7 +222,9 @@ def test_lines_are_set_aside_only_where_a_checkpoint_says_how_long_their_files_w
     (checkpoint / ABOUT_RUN).write_text(json.dumps(about))
     set_aside(tmp_path, checkpoint)
     assert (tmp_path / RECEIPTS).read_text() == lines[0]
-    assert (tmp_path / ASIDE / "1" / RECEIPTS).read_text() == lines[1]
+    assert (tmp_path / ASIDE / "1" / RECEIPTS).read_text() == lines[1] + lines[2]
+    assert [film.name for film in (tmp_path / VIDEOS).iterdir()] == ["version_000007.gif"]
+    assert [film.name for film in (tmp_path / ASIDE / "1" / VIDEOS).iterdir()] == ["version_001004.gif"]
     assert repeated_in(tmp_path) == [Repeated(10, 20)]
 
 

@@ -16,9 +16,11 @@ from torchrl.collectors import Collector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import AdoptionTimeout, WorkerLost
+from rlsync.core.ledger import Ledger, Stamp
 from rlsync.runs.actors.envs.actions import DiscreteActions
 from rlsync.runs.actors.envs.specs import GymnasiumEnvs
 from rlsync.runs.actors.players.uniform import UniformPlayer
+from rlsync.runs.actors.supervision import Restarts
 from rlsync.runs.cli.main import main
 from rlsync.runs.evaluation import evaluator as evaluators
 from rlsync.runs.evaluation.evaluator import Evaluator, evaluations_ended
@@ -26,6 +28,7 @@ from rlsync.runs.evaluation.play import Patience
 from rlsync.runs.evaluation.process import EvaluationJob
 from rlsync.runs.recipes.run_files import CHECKPOINT, ENDED
 from rlsync.sync.processes import process_state
+from rlsync.tensors.layout import Layout
 from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
 from rlsync.transport.board.writer import BoardWriter
 from tests.tools.parts.envs import make_counting_env
@@ -43,6 +46,8 @@ SILENT_S = 3.0  # longer than a loaded machine keeps a process waiting
 @pytest.fixture
 def board() -> Iterator[BoardWriter]:
     writer = BoardWriter()
+    writer.lay_out(Layout.build({}))
+    writer.publish([], stamp=Stamp(1, 1))
     yield writer
     writer.close()
 
@@ -57,13 +62,13 @@ def trainer() -> Iterator[Trainer]:
 
 
 def job(board: BoardWriter, folder: Path, fault: str = "", **changes: Any) -> EvaluationJob:
-    """An evaluation of version 0, by a player that needs no weights."""
+    """An evaluation of version 1, by a player that needs no weights."""
     player, env = UniformPlayer(DiscreteActions(2), (4,)), GymnasiumEnvs(ID, {"fault": fault})
-    return EvaluationJob(board.handle, player, env, 2, 1, folder / "evaluations.csv", 0, **changes)
+    return EvaluationJob(board.handle, player, env, 2, folder / "evaluations.csv", 0, **changes)
 
 
 def started(job: EvaluationJob, trainer: Trainer, target: float | None = None, **options: Any) -> Evaluator:
-    evaluator = Evaluator(job, "fork", **options)
+    evaluator = Evaluator(job, Ledger(), "fork", **options)
     evaluator.target = target
     evaluator.register(trainer)
     return evaluator
@@ -75,7 +80,7 @@ def test_an_evaluator_that_fails_before_its_first_step_is_told_before_anything_r
     fault: str, board: BoardWriter, tmp_path: Path
 ) -> None:
     with pytest.raises(WorkerLost) as told:
-        Evaluator(job(board, tmp_path, fault), "fork")
+        Evaluator(job(board, tmp_path, fault), Ledger(), "fork")
     assert told.value.what.endswith(f") exited with status 1: ValueError: the simulator fails: {fault}")
     assert told.value.where == f"starting the evaluator in {ID}"
     assert "recipe.evaluation.every_frames=0" in told.value.cure
@@ -87,7 +92,7 @@ def test_an_evaluator_that_hangs_in_its_first_step_is_killed_and_named(
     board: BoardWriter, tmp_path: Path
 ) -> None:
     with pytest.raises(AdoptionTimeout, match=r"has not made its first step after 0\.5 s"):
-        Evaluator(job(board, tmp_path, "hangs"), "fork", start_timeout_s=SOON_S)
+        Evaluator(job(board, tmp_path, "hangs"), Ledger(), "fork", start_timeout_s=SOON_S)
     assert multiprocessing.active_children() == []
 
 
@@ -98,7 +103,7 @@ ENDS = {
     "leaves": "exited with status 0",
     "endless": "exited with status 1: an episode has not ended after 200 steps",
     "killed": "killed by SIGKILL",
-    "stopped": "(pid {pid}, stopped) has not made a step for 0.5 s, with version 0",
+    "stopped": "(pid {pid}, stopped) has not made a step for 0.5 s, with version 1",
 }
 
 
@@ -120,7 +125,10 @@ def test_the_end_of_the_evaluator_ends_a_run_that_it_judges_and_is_noted_by_othe
     work = job(board, tmp_path, fault, patience=Patience(steps=200))
     # Only these two give no sign of life for longer than that, one of them because it dies.
     silent_timeout_s = {"stopped": SOON_S, "lingers": SILENT_S}.get(end, ENDS_WITHIN_S)
-    evaluator = started(work, trainer, 1e9 if judges else None, silent_timeout_s=silent_timeout_s)
+    target = 1e9 if judges else None
+    once = Restarts(0)
+    evaluator = started(work, trainer, target, silent_timeout_s=silent_timeout_s, restarts=once)
+    evaluator.ask()
     (process,) = multiprocessing.active_children()
     assert process.pid is not None
     if not fault:
@@ -166,9 +174,7 @@ def test_a_wait_at_the_end_of_a_run_says_what_it_waits_for(
     assert wait_until(lambda: process_state(process.pid or 0) == "stopped", ENDS_WITHIN_S)
     trainer.collected_frames = trainer.total_frames
     run_shutdown_operations(trainer)
-    said = (
-        f"waiting until the last version, 0, is evaluated: the evaluator (pid {process.pid}, stopped) plays"
-    )
+    said = f"waiting until version 1 is evaluated: the evaluator (pid {process.pid}, stopped) plays"
     assert said in caplog.text
     assert "Ctrl-C leaves it out" in caplog.text
     assert evaluations_ended(trainer) is not None
@@ -182,9 +188,9 @@ def test_the_last_evaluation_is_judged_too(board: BoardWriter, trainer: Trainer,
     evaluator.stop = reasons.append
     trainer.collected_frames = trainer.total_frames
     run_shutdown_operations(trainer)
-    assert [result.version for result in evaluator.evaluations()] == [0]
+    assert [result.version for result in evaluator.evaluations()] == [1]
     (why,) = reasons
-    assert why.endswith(" of version 0 reached 1")
+    assert why.endswith(" of version 1 reached 1")
 
 
 @pytest.mark.processes

@@ -54,14 +54,14 @@ def greedy() -> Player:
 def test_every_second_evaluation_and_each_best_version_are_filmed(tmp_path: Path) -> None:
     player, folder, best = greedy(), tmp_path / VIDEOS, tmp_path / BEST_VIDEO
     films = EvaluationFilms(Filming(folder, 2, best), player, CARTPOLE, SEED)
-    films.evaluated(7, best=True)
+    films.evaluated(7, 0, best=True)
     assert best.read_bytes() == video_of_version(folder, 7).read_bytes()
     first = best.stat().st_mtime_ns
-    films.evaluated(8, best=False)
+    films.evaluated(8, 1, best=False)
     assert [file.name for file in folder.iterdir()] == ["version_000007.gif"]
-    films.evaluated(9, best=False)
+    films.evaluated(9, 2, best=False)
     assert best.stat().st_mtime_ns == first
-    films.evaluated(10, best=True)
+    films.evaluated(10, 3, best=True)
     assert best.stat().st_mtime_ns > first
     assert sorted(file.name for file in folder.iterdir()) == ["version_000007.gif", "version_000009.gif"]
     frames = iio.imread(best, index=None)
@@ -70,7 +70,7 @@ def test_every_second_evaluation_and_each_best_version_are_filmed(tmp_path: Path
 
 def test_the_film_is_the_episode_that_the_evaluation_began_with(tmp_path: Path) -> None:
     player = greedy()
-    EvaluationFilms(Filming(tmp_path, 1), player, CARTPOLE, SEED).evaluated(1, best=False)
+    EvaluationFilms(Filming(tmp_path, 1), player, CARTPOLE, SEED).evaluated(1, 0, best=False)
     envs = make_venv(CARTPOLE, 1)
     (episode,) = [e for ended in play(player, envs, 1, SEED) for e in ended]
     envs.close()
@@ -83,8 +83,8 @@ def test_a_video_that_cannot_be_written_is_told_once_and_leaves_nothing(
     (tmp_path / VIDEOS).write_text("a file where the folder should be")
     films = EvaluationFilms(Filming(tmp_path / VIDEOS, 1), greedy(), CARTPOLE, SEED)
     with caplog.at_level(logging.WARNING):
-        films.evaluated(1, best=False)
-        films.evaluated(2, best=False)
+        films.evaluated(1, 0, best=False)
+        films.evaluated(2, 1, best=False)
     assert len(caplog.records) == 1
     assert "no video of version 1" in caplog.text
     assert [file.name for file in tmp_path.iterdir()] == [VIDEOS]

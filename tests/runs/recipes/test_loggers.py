@@ -14,6 +14,7 @@ import pytest
 from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLogger
 
 from rlsync import ConfigError, Every, LogPolicyLag, LogReceipts, SyncWeights
+from rlsync.runs.compat.trainers import leave_out_later
 from rlsync.runs.recipes import ppo
 from rlsync.runs.recipes.bounds import bound_errors
 from rlsync.runs.recipes.checks import errors
@@ -45,6 +46,20 @@ def in_events(folder: Path) -> Written:
     events = EventAccumulator(str(folder / "metrics"))
     events.Reload()
     return {name: [e.value for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+@pytest.mark.seconds
+def test_tensorboard_leaves_out_what_is_logged_again_since_a_checkpoint(tmp_path: Path) -> None:
+    for begins_at in (None, 20):
+        logger = TensorboardLogger(METRICS, str(tmp_path))
+        if begins_at is not None:
+            leave_out_later(logger, begins_at)
+        for step in (10, 20, 30):
+            if begins_at is None or step > begins_at:
+                logger.log_scalar("return", float(step + (begins_at or 0)), step)
+        logger.close()
+    assert in_events(tmp_path) == {"return": [10.0, 20.0, 50.0]}
+    leave_out_later(None, 20)  # a run without a logger
 
 
 def in_wandb(folder: Path) -> Written:
