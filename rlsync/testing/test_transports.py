@@ -18,7 +18,7 @@ from rlsync.core.extensions import transports
 from rlsync.core.ledger import Ledger, Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.testing.acting import Acts, bits, filled, low_high, plain_layout
-from rlsync.transport.contract import Note, Subscriber, Transport, transport_named
+from rlsync.transport.contract import Note, Subscriber, TellsAtOnce, Transport, transport_named
 from rlsync.transport.local import LocalReader
 
 
@@ -466,6 +466,13 @@ def test_readers_are_told_with_what_they_act_with_and_waiting_for_them_has_an_en
             1,
             0,
         )
+        if isinstance(link.transport, TellsAtOnce):
+            readers, versions, ages_s = link.transport.adoptions(1)
+            assert (readers.tolist(), versions.tolist()) == ([0], [1])
+            assert 0.0 <= ages_s[0] < 60.0
+            assert link.transport.adoptions(0).readers.tolist() == []
+            assert link.transport.lives(0)
+            assert not link.transport.lives(1)
         link.transport.wait(1, timeout_s=5.0)
         link.transport.wait(1, timeout_s=5.0, readers=[0])
         with pytest.raises(AdoptionTimeout, match="version 2 was not adopted"):

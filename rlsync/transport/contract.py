@@ -29,8 +29,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
@@ -72,6 +74,32 @@ class ReaderStatus:
             f"worker {self.reader} (pid {self.pid}, {self.state}, {act} with version {self.adopted_version}, "
             f"{self.lag_versions} behind, last seen {self.heartbeat_age_s:.1f} s ago)"
         )
+
+
+class Adoptions(NamedTuple):
+    """What readers adopted last, in one array each: the entries of one reader stand at one index."""
+
+    readers: NDArray[np.int64]  #: their numbers
+    versions: NDArray[np.int64]  #: 0 before a reader's first adoption
+    ages_s: NDArray[np.float64]  #: seconds since each began a rollout
+
+    @classmethod
+    def of(cls, readers: Sequence[ReaderStatus]) -> Adoptions:
+        """Those of readers whose status is known."""
+        numbers = np.array([reader.reader for reader in readers], np.int64)
+        versions = np.array([reader.adopted_version for reader in readers], np.int64)
+        return cls(numbers, versions, np.array([reader.heartbeat_age_s for reader in readers]))
+
+
+@runtime_checkable
+class TellsAtOnce(Protocol):
+    """A transport that can tell what its readers act with without asking the system about each."""
+
+    def adoptions(self, below: int) -> Adoptions:
+        """What readers with numbers below this one adopted last, also those that have died since."""
+
+    def lives(self, reader: int) -> bool:
+        """Whether a reader is attached and did not die."""
 
 
 class Transport(Protocol):
@@ -145,7 +173,11 @@ class Transport(Protocol):
         return None
 
     def status(self) -> list[ReaderStatus]:
-        """One entry for each reader that attached and did not leave by itself."""
+        """One entry for each reader that attached and did not leave by itself.
+
+        It may ask the system about each, so it is for whoever prints, or watches at a pace of its own. After
+        each batch a learner asks :class:`TellsAtOnce`, where a transport is one.
+        """
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
         """Wait until readers have adopted ``version`` or a newer one.

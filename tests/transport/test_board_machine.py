@@ -382,6 +382,10 @@ class BoardMachine(RuleBasedStateMachine):
             assert status.alive == (reader.state != "dead")
             assert status.adopted_version == reader.line
             assert status.lag_versions == self.newest - reader.line
+            assert board.lives(number) == status.alive
+        readers, versions, _ = board.adoptions(READERS + 1)
+        lines = {number: reader.line for number, reader in self.readers.items()}
+        assert dict(zip(readers.tolist(), versions.tolist(), strict=True)) == lines
         newest = self.published.get(self.newest)
         if newest is None or newest.epoch != self.epoch:
             with pytest.raises(BoardClosed):

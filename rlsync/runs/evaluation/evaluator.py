@@ -34,7 +34,6 @@ from rlsync.seams import (
     BoardEndpoint,
     BoardHandle,
     BoardWatch,
-    ReaderStatus,
     endpoint_of,
     families,
     ledger,
@@ -293,15 +292,8 @@ class Evaluator(TrainerHookBase):
         self.failure = f"no evaluation {after}: {error.what}"
         _log.error("%s\n  where  %s\n  cure   %s", self.failure, error.where, error.cure)
 
-    def _status(self) -> ReaderStatus | None:
-        """What the board knows of the process; None: it has left."""
-        for status in self._board.status():
-            if status.reader == EVALUATOR:
-                return status
-        return None
-
     def _silent(self) -> AdoptionTimeout | None:
-        status = self._status()
+        status = self._board.status_of(EVALUATOR)
         if status is None or not self._silence.look({EVALUATOR: status.heartbeat_age_s}):
             return None
         if processes.has_ended(
@@ -385,7 +377,10 @@ class Evaluator(TrainerHookBase):
             else:  # its end of the pipe is closed
                 time.sleep(processes.LOOK_EVERY_S)
             self._look_at_process(trainer)
-            if time.monotonic() >= tell_at and (status := self._status()) is not None:
+            if (
+                time.monotonic() >= tell_at
+                and (status := self._board.status_of(EVALUATOR)) is not None
+            ):
                 tell_at = time.monotonic() + _TELL_EVERY_S
                 plays = f"the evaluator (pid {status.pid}, {status.state}) plays version {status.adopted_version}"
                 asked = f"version {self._asked.version if self._asked else 0}"

@@ -170,8 +170,9 @@ class BoundStaleness(Logs, RegistersItself, Reader):
         oldest = []
         if self._in_hand is not None:
             oldest.append(self._in_hand)
-        if self.sync.bound.endpoint.in_flight:
-            oldest += self.sync.acting_versions()
+        acting = self.sync.oldest_acting()
+        if self.sync.bound.endpoint.in_flight and acting is not None:
+            oldest.append(acting)
         may = max(self.sync.ledger.ages(oldest), default=-1) + 1 <= self.max_versions
         self.put_off_publishes += not may
         self._put_off = not may

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -26,7 +26,7 @@ from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.hooks import misuse
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.publish_hook import MapSending, PublishHook
-from rlsync.transport.contract import ReaderStatus
+from rlsync.transport.contract import Adoptions, ReaderStatus, TellsAtOnce
 
 
 class SyncWeights(PublishHook):
@@ -198,16 +198,33 @@ class SyncWeights(PublishHook):
         plan = self.bound.plan
         return replace(plan, trigger=str(self.when), notes=(*plan.notes, *self.beside))
 
-    def lag_versions(self, workers: Sequence[ReaderStatus] | None = None) -> int:
-        """Newest published version minus the oldest one that a living worker acts with.
+    def lag_versions(self) -> int:
+        """Newest published version minus the oldest one that a living worker acts with."""
+        oldest = self.oldest_acting()
+        if oldest is None:
+            return 0
+        return self.version - oldest
 
-        Args:
-            workers: what :meth:`acting_workers` returned just now; ``None`` asks again.
+    def oldest_acting(self) -> int | None:
+        """The oldest version that a living worker acts with; ``None`` where the transport cannot tell.
+
+        It costs next to nothing however many workers there are.
         """
-        if workers is None:
-            workers = self.acting_workers()
-        versions = [worker.adopted_version for worker in workers]
-        return self.version - min(versions, default=self.version)
+        transport = self.sending.publisher.transport
+        if not isinstance(transport, TellsAtOnce):
+            return min(self.acting_versions(), default=None)
+        readers, versions, _ = self.adoptions()
+        for index in versions.argsort():
+            if transport.lives(int(readers[index])):
+                return int(versions[index])
+        return None
+
+    def adoptions(self) -> Adoptions:
+        """What each worker adopted last, also those that have died since; nothing where it cannot be told."""
+        transport = self.sending.publisher.transport
+        if isinstance(transport, TellsAtOnce):
+            return transport.adoptions(self.bound.endpoint.num_workers)
+        return Adoptions.of(self.acting_workers())
 
     def acting_versions(self) -> list[int]:
         """The version that each living worker acts with, where the transport can tell."""

@@ -18,11 +18,12 @@ from __future__ import annotations
 import time
 from enum import IntEnum
 
+import numpy as np
 import psutil
 
 from rlsync.core.errors import BoardClosed
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.contract import Adoptions, Note, ReaderStatus
 from rlsync.transport.shared_file import PAGE_BYTES, SharedFile, whole_pages
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
@@ -134,11 +135,31 @@ class BoardWatch:
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""
-        pids = self._words[reader_line(0) : reader_line(MAX_READERS) : LINE_WORDS].tolist()
-        return [self._read(reader, pid) for reader, pid in enumerate(pids) if pid]
+        readers = self.adoptions(MAX_READERS).readers.tolist()
+        there = map(self.status_of, readers)
+        return [status for status in there if status is not None]
 
-    def _read(self, reader: int, pid: int) -> ReaderStatus:
+    def adoptions(self, below: int) -> Adoptions:
+        words = self._words[reader_line(0) : reader_line(min(below, MAX_READERS))]
+        lines = np.frombuffer(words, np.int64).reshape(-1, LINE_WORDS)
+        readers = lines[:, READER_PID].nonzero()[0]
+        versions = lines[readers, READER_ADOPTED]
+        silent_ns = time.monotonic_ns() - lines[readers, READER_HEARTBEAT_NS]
+        return Adoptions(readers, versions, np.maximum(silent_ns, 0) / 1e9)
+
+    def lives(self, reader: int) -> bool:
+        if self._file.fd < 0:
+            raise BoardClosed(
+                "this board was closed", f"looking for worker {reader}", "look before that"
+            )
+        return self._file.is_locked(READER_LOCK + reader)
+
+    def status_of(self, reader: int) -> ReaderStatus | None:
+        """What is known of one reader; None if there is none, or it has left by itself."""
         line = reader_line(reader)
+        pid = self._words[line + READER_PID]
+        if not pid:
+            return None
         adopted = self._words[line + READER_ADOPTED]
         silent_ns = time.monotonic_ns() - self._words[line + READER_HEARTBEAT_NS]
         state = self._state(reader, pid)
@@ -147,11 +168,7 @@ class BoardWatch:
         return ReaderStatus(reader, pid, state != "dead", state, adopted, lag, age_s)
 
     def _state(self, reader: int, pid: int) -> str:
-        if self._file.fd < 0:
-            raise BoardClosed(
-                "this board was closed", f"looking for worker {reader}", "look before that"
-            )
-        if not self._file.is_locked(READER_LOCK + reader):
+        if not self.lives(reader):
             return "dead"
         # Hidden (another PID namespace, hidepid): the lock alone shows that it lives.
         return process_state(pid) or "running"

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -26,7 +27,7 @@ from rlsync.runs.actors.rollout_collector import RolloutCollector
 from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.run_files import RunStatistics
-from rlsync.seams import STAMP, ReaderStatus, ages, around_arrivals, misuse, trainers
+from rlsync.seams import STAMP, ages, around_arrivals, misuse, trainers
 
 
 class InSummary(ABC):
@@ -176,7 +177,8 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
         self._to_frames_ms: deque[float] = deque(maxlen=_NEWEST)
         self._adoption_ms: deque[float] = deque(maxlen=_NEWEST)
         self._published_s: dict[int, float] = {}  # of the newest versions
-        self._adopted: dict[int, int] = {}  # by each worker, when the last batch arrived
+        # by each worker, when the last batch arrived
+        self._adopted = np.zeros(0, np.int64)
         # no frames have been made with these yet
         self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)
         self._trainer: Trainer | None = None
@@ -288,14 +290,14 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
     def _begin(self) -> None:
         self._started_s = self._idle_since_s = time.monotonic()
         self._first = self.sync.counters()
+        self._adopted = np.zeros(self.sync.bound.endpoint.num_workers, np.int64)
 
     def _arrived(self, collector: BaseCollector, batch: TensorDictBase) -> TensorDictBase:
         self._count_makers(collector, batch)
         self._learner_wait_s += time.monotonic() - self._idle_since_s
-        workers = self.sync.acting_workers()
-        self._lag_versions = self.sync.lag_versions(workers)
+        self._lag_versions = self.sync.lag_versions()
         self._count_receipts()
-        self._look_at_adoptions(workers)
+        self._look_at_adoptions()
         age = self.sync.staleness(batch).versions
         known = age[age != ages.UNKNOWN]
         if known.numel():
@@ -317,16 +319,17 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
         for worker in makers:
             self._made[worker] += frames // len(makers)
 
-    def _look_at_adoptions(self, workers: list[ReaderStatus]) -> None:
+    def _look_at_adoptions(self) -> None:
         """Note how long after its publish each worker began a rollout with a version that is new to it."""
         now_s = time.time()
-        for worker in workers:
-            version = worker.adopted_version
-            published_s = self._published_s.get(worker.adopted_version)
-            if published_s is not None and self._adopted.get(worker.reader) != version:
-                began_s = now_s - worker.heartbeat_age_s
+        readers, versions, ages_s = self.sync.adoptions()
+        before = self._adopted[readers]
+        self._adopted[readers] = versions
+        for index in (versions != before).nonzero()[0]:
+            published_s = self._published_s.get(int(versions[index]))
+            if published_s is not None:
+                began_s = now_s - float(ages_s[index])
                 self._adoption_ms.append(max(0.0, began_s - published_s) * 1e3)
-            self._adopted[worker.reader] = version
 
     def _done(self, batch: TensorDictBase | None = None) -> dict[str, float]:
         if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
