@@ -109,6 +109,7 @@ class Evaluator(TrainerHookBase):
         self._frames = 0  # collected when the newest version was published
         self._asked: Asked | None = None  # for what, last
         self._ends = False
+        self._told_slow = False
         self._start()
         self._await_start(start_timeout_s)
 
@@ -350,7 +351,20 @@ class Evaluator(TrainerHookBase):
 
     def _await_result(self, trainer: Trainer) -> None:
         """Wait until it has evaluated what it was asked for, or cannot any more."""
-        self._await(trainer, lambda: self._is_free)
+        asked = self._asked
+        if asked is None:
+            return
+        waited = self._await(
+            trainer, lambda: self._is_free, f"version {asked.version} is evaluated"
+        )
+        if waited >= _TELL_AFTER_S and not self._told_slow and asked.frames < trainer.total_frames:
+            self._told_slow = True
+            _log.warning(
+                "training waited %.0f s for the evaluation of version %d: one takes longer than the frames "
+                "between two (this is told once)\n  where  recipe.evaluation\n  cure   give a larger "
+                "every_frames, or fewer episodes; with collector.lag=null versions are skipped instead",
+                *(waited, asked.version),
+            )
 
     def _end(self) -> None:
         """End the process; where all frames were collected, after it has evaluated the last version."""
@@ -361,31 +375,32 @@ class Evaluator(TrainerHookBase):
                 self.ask()
                 self._ends = True
                 self._send(None)
-                self._await(trainer, lambda: DONE in self._hear())
+                self._await(trainer, lambda: DONE in self._hear(), "the last version is evaluated")
                 if not trainers.asked_to_stop(trainer):
                     self._look_at_results()
         finally:
             self.close()
 
-    def _await(self, trainer: Trainer, is_done: Callable[[], bool]) -> None:
-        """Wait for the process, but not while the run is asked to stop."""
+    def _await(self, trainer: Trainer, is_done: Callable[[], bool], until: str) -> float:
+        """Wait for the process, but not while the run is asked to stop. Returns the seconds."""
         began = time.monotonic()
-        tell_at = began + _TELL_AFTER_S
+        tell_at = began + _TELL_EVERY_S
+        if trainer.collected_frames >= trainer.total_frames:
+            tell_at = began + _TELL_AFTER_S  # nothing else goes on
         while not (self._over or trainers.asked_to_stop(trainer) or is_done()):
             if self._process.exitcode is None:
                 self._hear(processes.LOOK_EVERY_S)
             else:  # its end of the pipe is closed
                 time.sleep(processes.LOOK_EVERY_S)
             self._look_at_process(trainer)
-            if (
-                time.monotonic() >= tell_at
-                and (status := self._board.status_of(EVALUATOR)) is not None
-            ):
-                tell_at = time.monotonic() + _TELL_EVERY_S
+            if time.monotonic() < tell_at:
+                continue
+            tell_at = time.monotonic() + _TELL_EVERY_S
+            if (status := self._board.status_of(EVALUATOR)) is not None:
                 plays = f"the evaluator (pid {status.pid}, {status.state}) plays version {status.adopted_version}"
-                asked = f"version {self._asked.version if self._asked else 0}"
                 waited = f"{time.monotonic() - began:.0f} s so far; Ctrl-C leaves it out"
-                _log.warning("waiting until %s is evaluated: %s, %s", asked, plays, waited)
+                _log.warning("waiting until %s: %s, %s", until, plays, waited)
+        return time.monotonic() - began
 
 
 def board_of(collector: BaseCollector) -> BoardHandle | None:

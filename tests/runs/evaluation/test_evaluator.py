@@ -174,11 +174,34 @@ def test_a_wait_at_the_end_of_a_run_says_what_it_waits_for(
     assert wait_until(lambda: process_state(process.pid or 0) == "stopped", ENDS_WITHIN_S)
     trainer.collected_frames = trainer.total_frames
     run_shutdown_operations(trainer)
-    said = f"waiting until version 1 is evaluated: the evaluator (pid {process.pid}, stopped) plays"
+    said = f"waiting until the last version is evaluated: the evaluator (pid {process.pid}, stopped) plays"
     assert said in caplog.text
     assert "Ctrl-C leaves it out" in caplog.text
     assert evaluations_ended(trainer) is not None
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.processes
+def test_a_learner_that_waits_for_evaluations_says_so_once(
+    board: BoardWriter,
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(evaluators, "_TELL_AFTER_S", 0.0)
+    evaluator = started(job(board, tmp_path), trainer, in_order=True, every_frames=10)
+    try:
+        for version in (2, 3):
+            evaluator.ask()
+            trainer.collected_frames += 10
+            evaluator()
+            board.publish([], stamp=Stamp(1, version))
+    finally:
+        evaluator.close()
+    assert [result.version for result in evaluator.evaluations()] == [1, 2]
+    assert caplog.text.count("for the evaluation of version 1: one takes longer than the frames") == 1
+    assert "for the evaluation of version 2" not in caplog.text
 
 
 @pytest.mark.processes
