@@ -24,7 +24,6 @@ from torchrl.modules import (
     ValueOperator,
 )
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import PPOTrainer
 
@@ -187,7 +186,7 @@ class Advantages:
         if bool(ends.any()):
             next_value = next_value.clone()
             next_value[ends] = self.critic.module(following[ends])
-        advantage, target = vec_generalized_advantage_estimate(
+        advantage, target = ppo_unrolls.estimated_advantages(
             self.gamma,
             self.lmbda,
             value,

@@ -12,7 +12,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn, optim
 from torchrl.objectives import LossModule
-from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+from torchrl.objectives.value.functional import (
+    generalized_advantage_estimate,
+    vec_generalized_advantage_estimate,
+)
 from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync.runs.actors import frames as keys
@@ -168,6 +171,15 @@ class UnrollPPOLoss(LossModule):
         return TensorDict(terms)
 
 
+def estimated_advantages(gamma: float, lmbda: float, *steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Advantages and targets by TorchRL's GAE, whose faster way ends in an IndexError where the product is 0."""
+    estimate = vec_generalized_advantage_estimate
+    if not gamma * lmbda:
+        estimate = generalized_advantage_estimate
+    advantage, target = estimate(gamma, lmbda, *steps)
+    return advantage, target
+
+
 @dataclass
 class UnrollAdvantages:
     """Writes ``advantage`` and ``value_target`` ``[T, B]`` into batches of unrolls, by TorchRL's GAE.
@@ -191,7 +203,7 @@ class UnrollAdvantages:
         unrolled = unrolled_by(self.network, batch, index)
         following = next_values(unrolled.value, unrolled.final_value, index)
         terminated = batch.get(keys.TERMINATED)
-        advantage, target = vec_generalized_advantage_estimate(
+        advantage, target = estimated_advantages(
             self.gamma,
             self.lmbda,
             _rows(unrolled.value[:-1]),

@@ -24,7 +24,12 @@ from rlsync.runs.recipes.checks import check, errors
 from rlsync.runs.recipes.impala import Categorical, ImpalaNet
 from rlsync.runs.recipes.impala.heads import HeadDistribution
 from rlsync.runs.recipes.normalize import NormalizeUnrolls, Standardize
-from rlsync.runs.recipes.ppo_unrolls import UnrollAdvantages, UnrollPPOLoss, make_network
+from rlsync.runs.recipes.ppo_unrolls import (
+    UnrollAdvantages,
+    UnrollPPOLoss,
+    estimated_advantages,
+    make_network,
+)
 from rlsync.runs.recipes.settings import (
     CollectorConfig,
     Config,
@@ -206,6 +211,16 @@ def gae_by_hand(batch: TensorDictBase, network: ImpalaNet, gamma: float, lmbda: 
             following = delta + gamma * lmbda * following * (not ends)
             advantages[t, env] = following
     return advantages
+
+
+@pytest.mark.parametrize(("gamma", "lmbda"), [(0.99, 0.0), (0.0, 0.95), (0.0, 0.0)])
+def test_without_what_follows_an_advantage_is_the_temporal_difference(gamma: float, lmbda: float) -> None:
+    value, following, reward = torch.randn(3, UNROLLS, STEPS, 1)
+    terminated = torch.rand(UNROLLS, STEPS, 1) < 0.3
+    advantage, target = estimated_advantages(gamma, lmbda, value, following, reward, terminated, terminated)
+    wanted = reward + gamma * following * ~terminated - value
+    torch.testing.assert_close(advantage, wanted)
+    torch.testing.assert_close(target, wanted + value)
 
 
 @pytest.mark.parametrize("env", ENVS)
