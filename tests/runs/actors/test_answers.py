@@ -6,10 +6,11 @@ import multiprocessing
 from contextlib import closing
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import ObservationWrapper
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Tuple, flatten_space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten_space
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import GymEnv
@@ -17,6 +18,7 @@ from torchrl.envs import GymEnv
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.envs.actions import DiscreteActions
+from rlsync.runs.actors.envs.observations import WHOLE as WHOLE_OBSERVATION
 from rlsync.runs.actors.envs.specs import EnvSpec, RenderedEnvs, TorchRLEnvs, make_venv
 from rlsync.runs.actors.envs.vectors import EnvStep
 from rlsync.runs.actors.players.uniform import UniformPlayer
@@ -301,3 +303,38 @@ def test_a_choice_outside_its_space_is_refused_with_the_space() -> None:
         envs.reset(0)
     assert "Discrete(3)" in refused.value.where
     envs.close()
+
+
+WHOLE, PIXELS = Box(-9, 300, (3,), np.int32), Box(0, 255, (40, 40, 3), np.uint8)
+ANSWERS = {
+    "as promised": (WHOLE, np.arange(3, dtype=np.int32), True),
+    "longer whole numbers": (WHOLE, np.arange(3, dtype=np.int64), True),
+    "floats": (WHOLE, np.arange(3, dtype=np.float32), False),
+    "too large": (WHOLE, np.full(3, 2**40), False),
+    "long pixels": (PIXELS, np.full((40, 40, 3), 200), True),
+    "pixels of floats": (PIXELS, np.zeros((40, 40, 3), np.float32), False),
+    "pixels beyond bytes": (PIXELS, np.full((40, 40, 3), 300), False),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_part_of_several_is_read_as_one_that_is_alone(answer: str) -> None:
+    space, array, is_read = ANSWERS[answer]
+
+    class Answers(ObservationWrapper):
+        def observation(self, observation: object) -> object:
+            return {"a": array, "b": 1} if isinstance(observation, dict) else array
+
+    rows = []
+    for whole in (space, Dict(a=space, b=Discrete(2))):
+        env = GymnasiumEnvs(spaced(Discrete(2)).id, {"observation": whole}, wrappers=(Answers,))
+        with closing(make_venv(env, 1)) as envs:
+            if is_read:
+                rows.append(envs.observations.split(envs.reset(0)))
+                continue
+            with pytest.raises(ConfigError, match=r"observation"):
+                envs.reset(0)
+    if is_read:
+        alone, part = rows[0][WHOLE_OBSERVATION], rows[1]["a"]
+        assert torch.equal(alone, part)
+        assert alone.shape == part.shape

@@ -34,6 +34,7 @@ from rlsync.runs.actors.envs.observations import (
     Observations,
     OutsideSpace,
     Rows,
+    as_promised,
 )
 
 
@@ -275,13 +276,10 @@ class _Form:
         array = _array(answer)
         if array is None or array.dtype.kind not in NUMBERS or array.shape != self.shape:
             self._refuse_observation(answer, method, field)
-        cast = array.astype(self.dtype)  # a copy in any case
-        if array.dtype != self.dtype and self.dtype.kind != "f":
-            if array.dtype.kind == "f":
-                self._refuse_observation(array, method, field)
-            if not np.array_equal(cast, array):
-                span = f", with values from {array.min()} to {array.max()}"
-                self._refuse_observation(array, method, field, span)
+        try:
+            cast = as_promised(array, self.dtype)
+        except OutsideSpace as error:
+            self._refuse_observation(array, method, field, str(error))
         if self.shape:
             return cast
         return cast[()]

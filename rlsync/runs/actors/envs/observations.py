@@ -124,13 +124,31 @@ class Part:
                 return _one_hot(array, start, nvec, lead)
             case MultiBinary() if not np.isin(array, (0, 1)).all():
                 raise OutsideSpace(f"numbers from {array.min()} to {array.max()}")
+        try:
+            array = as_promised(array, np.dtype(self.space.dtype))
+        except OutsideSpace as error:
+            raise OutsideSpace(f"{list(array.shape)} of {array.dtype}{error}") from None
         if self.kind == "picture":
-            if array.dtype != np.uint8:
-                raise OutsideSpace(f"{list(array.shape)} of {array.dtype}")
             if self.channels_last:
                 return np.moveaxis(array, -1, -3)
             return array.reshape(*lead, *self.shape)
         return array.astype(np.float32).reshape(*lead, self.size)
+
+
+def as_promised(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A copy in the dtype of its space: floats are rounded, whole numbers become floats.
+
+    OutsideSpace, with the values in words: it promises whole numbers, and cannot hold these, or they are
+    floats.
+    """
+    cast = array.astype(dtype)
+    if array.dtype == dtype or dtype.kind == "f":
+        return cast
+    if array.dtype.kind == "f":
+        raise OutsideSpace("")
+    if not np.array_equal(cast, array):
+        raise OutsideSpace(f", with values from {array.min()} to {array.max()}")
+    return cast
 
 
 def _array(answer: Any) -> NDArray[Any]:
