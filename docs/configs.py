@@ -78,6 +78,7 @@ COMMENTS_BY_HAND: dict[str, set[str]] = {
 VALUES_BY_HAND: dict[str, set[str]] = {
     "cluster/ray.yaml": {"kind"},
     "collector/nodes.yaml": {"lag"},
+    "env/doorkey.yaml": {"id", "wrappers"},
     "env/gymnasium.yaml": {"id"},
     "env/halfcheetah.yaml": {"id"},
     "env/hopper.yaml": {"id"},
