@@ -87,6 +87,15 @@ class WorkersPublisher(Publisher):
                 of_workers.append(Acting.from_json(note))
         return Acting.of_all(of_workers)
 
+    def acting_versions(self) -> dict[int, int]:
+        """The version that each living worker acts with, by its number; 0 before its first adoption."""
+        versions: dict[int, int] = {}
+        for reader in self.transport.status():
+            # others may read along: an evaluator
+            if reader.alive and reader.reader < self.collector.num_workers:
+                versions[reader.reader] = reader.adopted_version
+        return versions
+
     def has_told(self, worker: int) -> bool:
         """Whether a worker has said which leaves it has, of every destination."""
         note = self.transport.note(worker, Note.LEAVES)

@@ -87,6 +87,10 @@ class WorkerScheme(WeightSyncScheme):
 
     link: Link | None
 
+    #: What TorchRL 0.15 asks a scheme: whether a send waits until all workers have applied it. Then it counts
+    #: a version for each destination; the ledger has counted already.
+    sync = False
+
     def __init__(self, adopt: Adopt, adopt_at: AdoptAt, *, prove: bool = True) -> None:
         who = type(self).__name__
         check_choice("adoption mode", adopt, get_args(Adopt), f"{who}(adopt={adopt!r})")
@@ -132,6 +136,7 @@ class WorkerScheme(WeightSyncScheme):
             schemes.around_updates(context, lambda to, _: publisher.one_publish(to))
             here = weakref.ref(context)
             publisher.announce = lambda version: stamps.announce_version(here(), version)
+            stamps.keep_announced(context, lambda: publisher.version, publisher.acting_versions)
             from rlsync.torchrl_plugin.hooks import misuse  # here, because workers need no trainers
 
             problem = "nothing publishes to the workers of this collector, which act with their first weights"

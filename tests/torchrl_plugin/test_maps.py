@@ -20,6 +20,7 @@ from rlsync import (
     WeightBoard,
 )
 from tests.tools.parts import (
+    FRAMES_PER_BATCH,
     Canary,
     make_collector,
     make_critic,
@@ -182,6 +183,48 @@ def test_two_destinations_reach_forked_workers_as_one_version() -> None:
             assert acted(batch) == values(batch, "policy_version") == {version}
             assert values(batch, "next", "transform_min") == {version}
             assert values(batch, "next", "transform_max") == {version}
+
+
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize("tracks", [True, False])
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.each_value
+def test_a_collector_names_the_newest_version_and_that_of_each_worker(kind: type, tracks: bool) -> None:
+    """Whatever TorchRL counts: an update of two destinations is one version, a refused one is none."""
+    board, policy, scaler = WeightBoard(), make_small_canary(), Canary(4, 100)
+    collector = kind(
+        [make_env_with_module] * 2,
+        policy,
+        frames_per_batch=FRAMES_PER_BATCH,
+        total_frames=-1,
+        track_policy_version=tracks,
+        weight_sync_schemes={"policy": board.scheme(), "env.transform[0].module": board.scheme()},
+    )
+    with running(collector):
+        batches = iter(collector)
+        next(batches)
+        assert collector.policy_version == 1
+        assert collector.worker_policy_versions() == {0: 1, 1: 1}
+
+        collector.update_policy_weights_(
+            weights_dict={"policy": policy.fill(2), "env.transform[0].module": scaler}
+        )
+        with pytest.raises(LayoutMismatch):
+            collector.update_policy_weights_(Canary(4, 99))
+        with pytest.raises(DestinationNotFound):
+            collector.update_policy_weights_(weights_dict={"polcy": policy})
+        assert collector.policy_version == collector.get_policy_version() == 2
+
+        while collector.worker_policy_versions() != {0: 2, 1: 2}:
+            next(batches)
+        arriving = next(batches)
+        if kind is MultiSyncCollector:  # of asynchronous workers an older rollout may wait in the queue
+            assert values(arriving, "policy_version") == {2}
+
+        kept = collector.state_dict()
+        collector.update_policy_weights_(policy.fill(3))
+        collector.load_state_dict(kept)
+        assert collector.policy_version == 4, "what was loaded acts as a new version"
 
 
 @pytest.mark.usefixtures("fork_workers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.llm.transforms.policy_version import PolicyVersion
 
 from rlsync.core.errors import ConfigError
+from rlsync.torchrl_plugin.compat import in_place_of, present_method
 
 STAMP = "policy_version"
 
@@ -61,6 +63,35 @@ def announce_version(collector: object, version: int) -> None:
     tracker = getattr(collector, "policy_version_tracker", None)
     if isinstance(tracker, PolicyVersion):
         tracker.version = version
+        # From 0.15 on a MultiCollector shows this in place of the tracker's version.
+        if hasattr(collector, "_acknowledged_policy_version"):
+            collector._acknowledged_policy_version = version
+
+
+def keep_announced(
+    collector: object, newest: Callable[[], int], acting: Callable[[], dict[int, int]]
+) -> None:
+    """Let ``policy_version`` be ``newest()`` also after an update that was refused, or a loaded state.
+
+    TorchRL 0.15 forgets the version before it sends, and takes over the one of a state that it loads.
+    ``collector.worker_policy_versions()``, which asks the workers, returns ``acting()``. That is its own
+    promise, and costs no rollout. 0.14 has no such method.
+    """
+    if isinstance(collector, MultiCollector):
+        for method in ("update_policy_weights_", "load_state_dict"):
+            _announce_after(collector, method, newest)
+    collector.worker_policy_versions = acting  # type: ignore[attr-defined]
+
+
+def _announce_after(collector: MultiCollector, method: str, newest: Callable[[], int]) -> None:
+    inner = present_method(collector, method)
+
+    @in_place_of(collector, method)
+    def call(self: MultiCollector, *args: Any, **kwargs: Any) -> object:
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            announce_version(self, newest())
 
 
 def stamp(collector: Collector, version: int) -> None:
