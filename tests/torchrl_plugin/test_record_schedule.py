@@ -18,7 +18,7 @@ from rlsync import ConfigError, Every, RecordSchedule, Rerun, SyncWeights, Weigh
 from rlsync.record.record_schedule import stop
 from rlsync.record.schedule import Comparison, ScheduleWriter, lives_in
 from rlsync.torchrl_plugin.compat.stamps import STAMP
-from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
+from rlsync.torchrl_plugin.compat.trainers import ShutdownStage
 from tests.tools.parts import FRAMES_PER_BATCH, make_cartpole, make_policy, make_workers
 from tests.tools.running import ACTOR, in_three_lines
 
@@ -92,7 +92,7 @@ def recorded(folder: Path, spoil: Callable[[TensorDictBase], object] = id, **opt
 def end(trainer: Trainer) -> None:
     """Without training."""
     stop(trainer)
-    run_shutdown_operations(trainer)
+    ShutdownStage.of(trainer)()
     trainer.shutdown()
 
 

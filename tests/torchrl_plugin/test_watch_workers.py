@@ -499,6 +499,25 @@ def test_a_loop_that_only_publishes_is_told_of_a_dead_worker_that_filled_its_buf
             collector.update_policy_weights_()
 
 
+@pytest.mark.parametrize(
+    ("fault", "error", "state"),
+    [(kill, WorkerLost, "killed by SIGKILL"), (_stop, AdoptionTimeout, "stopped")],
+)
+def test_a_pause_that_waits_in_vain_names_the_worker(
+    fault: Callable[[int], object], error: type[Exception], state: str
+) -> None:
+    with _free_running(timeout_s=SILENT_S) as trainer:
+        collector, pids = trainer.collector, _pids(trainer.collector)
+        collector.start()
+        assert wait_until(lambda: trainer.replay_buffer.write_count > 0, SOON_S)
+        fault(pids[1])
+        with _ends_soon(pids), pytest.raises(error, match=f"worker 1 .pid {pids[1]}, {state}") as lost:
+            with collector.pause():
+                pass
+    assert in_three_lines(lost.value)
+    assert "worker 0" not in str(lost.value)
+
+
 class _DeadlyStorage(LazyTensorStorage):
     """Kills the worker that writes to it for the third time, which holds the buffer's lock then."""
 

@@ -172,7 +172,7 @@ def _built(job: Job, *, in_process: bool) -> Overview:
                 next(iter(trainer.collector))
             acting = job.recipe.player(job.config, job.spaces, deterministic=True)
             overview = Overview.of(job.config, job.spaces, acting.player, trainer.loss_module)
-            trainers.run_shutdown_operations(trainer)  # an evaluator still writes into the folder
+            trainers.ShutdownStage.of(trainer)()  # an evaluator still writes into the folder
     return overview
 
 

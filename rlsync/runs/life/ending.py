@@ -24,7 +24,7 @@ from rlsync.runs.life.output import EXIT_FAILED, drop_unread, exit_status
 from rlsync.runs.life.state import Ended, at, begin
 from rlsync.runs.recipes.run_files import CHECKPOINT
 from rlsync.runs.recipes.trainer import INTERRUPTED
-from rlsync.seams import families, last_checkpoint
+from rlsync.seams import families, last_checkpoint, trainers
 
 LIFE_OVER = "life_frames collected"  #: how a life ends that another one follows at once
 
@@ -66,16 +66,18 @@ class Ending:
     @contextmanager
     def saving(self, unless: Callable[[BaseException], bool]) -> Iterator[None]:
         """If what is inside raises, the checkpoint is written once more, unless somebody else does so."""
-        try:
+        trainer = self._trainer
+        assert trainer is not None
+
+        def save(error: BaseException) -> None:
+            # StopIfNotFinite has saved, and its error says so
+            if isinstance(error, NotFinite) or unless(error):
+                return
+            self.tell(last_checkpoint.save_before_the_end(trainer))
+            self._written(error)  # Ray may end this process before it has shut down
+
+        with trainers.BeforeWorkersEnd(trainer, save):
             yield
-        except NotFinite:
-            raise  # StopIfNotFinite has done so, and its error says it
-        except BaseException as error:
-            if not unless(error):
-                assert self._trainer is not None
-                self.tell(last_checkpoint.save_before_the_end(self._trainer))
-                self._written(error)  # Ray may end this process before it has shut down
-            raise
 
     def tell(self, saved: last_checkpoint.LastCheckpoint) -> None:
         """Say on stderr what became of the last checkpoint."""

@@ -161,7 +161,7 @@ class TrainingLife:
         if self._interrupts.signal is not None:
             print("stopped: interrupted before the first frame", flush=True)
             # else the evaluator would be waited for, in vain
-            trainers.run_shutdown_operations(self.trainer)
+            trainers.ShutdownStage.of(self.trainer)()
             return
 
         way = self._way_of_updates()
@@ -289,11 +289,12 @@ def prepare_process() -> None:
 @contextlib.contextmanager
 def shut_down(trainer: Trainer) -> Iterator[Trainer]:
     """Whatever happens inside, workers and evaluator are gone afterwards, and what was logged is written."""
+    stage = trainers.ShutdownStage.of(trainer)
     try:
         yield trainer
     except BaseException:
         with contextlib.suppress(Exception):  # another error is on its way, which must not be lost
-            trainers.run_shutdown_operations(trainer)
+            stage()
         raise
     finally:
         trainer.shutdown()

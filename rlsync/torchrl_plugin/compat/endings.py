@@ -169,7 +169,7 @@ class FramesMadeHere:
 
 
 @contextmanager
-def lost_in_place(lost_to: Callable[[Exception], WorkerLost | None]) -> Iterator[None]:
+def lost_in_place(lost_to: Callable[[Exception], RlsyncError | None]) -> Iterator[None]:
     """Raise ``lost_to(error)`` in place of an error, which is its cause, if a worker was lost."""
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
@@ -121,9 +121,77 @@ def saves_now(trainer: Trainer) -> bool:
     return bool(trainer.collected_frames - trainer._last_save > trainer.save_trainer_interval)
 
 
-def run_shutdown_operations(trainer: Trainer) -> None:
-    """Call the stage ``shutdown`` after a training that ended before. Until ``Trainer.shutdown`` calls it."""
-    trainer._shutdown_hook()
+class ShutdownStage:
+    """The stage ``shutdown`` of a trainer, in place of its method: it runs once, however the training ends.
+
+    After an error TorchRL 0.14 leaves the stage and the workers to the caller; 0.15 runs the one and ends the
+    others before the caller is told. Made by :meth:`of`. Until 0.14 is not supported any more.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._ran = False
+        self.first: list[BeforeWorkersEnd] = []  #: are told of an error before
+        in_place_of(trainer, "_setup_hook")(self._setup)
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> ShutdownStage:
+        """That of this trainer, which it has from now on."""
+        stage = vars(trainer).get("_shutdown_hook")
+        if not isinstance(stage, cls):
+            stage = cls(trainer)
+            trainer._shutdown_hook = stage
+        return stage
+
+    def __call__(self) -> None:
+        """Run the stage if it has not run: the trainer calls this, or who ends it in its place."""
+        self._tell(sys.exc_info()[1])
+        if not self._ran:
+            self._ran = True
+            trainer = present(self._trainer, "trainer")
+            type(trainer)._shutdown_hook(trainer)
+
+    def _setup(self, trainer: Trainer) -> None:
+        """The stage ``setup``: if it fails, TorchRL 0.15 ends the workers without the stage ``shutdown``."""
+        try:
+            type(trainer)._setup_hook(trainer)
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def _tell(self, error: BaseException | None) -> None:
+        # the innermost block is left first
+        for block in reversed(self.first):
+            block.tell(error)
+
+
+class BeforeWorkersEnd:
+    """A block around ``train()`` that calls ``call(error)`` once for the error that leaves it.
+
+    That is before the stage ``shutdown`` runs and the workers end, whenever TorchRL does so. Blocks may be
+    nested: the innermost is called first.
+    """
+
+    def __init__(self, trainer: Trainer, call: Callable[[BaseException], object]) -> None:
+        self._stage = ShutdownStage.of(trainer)
+        self._call = call
+        self._before: BaseException | None = None
+        self._told = False
+
+    def __enter__(self) -> None:
+        # an error that is being handled around the block is none of its own
+        self._before = sys.exc_info()[1]
+        self._stage.first.append(self)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._stage.first.remove(self)
+        self.tell(error)
+
+    def tell(self, error: BaseException | None) -> None:
+        """Call once, if there is an error of this block."""
+        if error is not None and error is not self._before and not self._told:
+            self._told = True
+            self._call(error)
 
 
 def _operations(trainer: Trainer) -> dict[str, list[tuple[Any, dict[str, Any]]]]:

@@ -96,6 +96,7 @@ class Stop:
         self._deadline: threading.Thread | None = None
         self._made_here: FramesMadeHere | None = None
         self._learner = 0
+        self._training = trainers.BeforeWorkersEnd(trainer, self._save_if_covered)
 
     @property
     def asked(self) -> bool:
@@ -144,6 +145,7 @@ class Stop:
         return self._ended.wait(timeout_s)
 
     def __enter__(self) -> Stop:
+        self._training.__enter__()
         self._learner = threading.get_ident()
         collector = self._trainer.collector
         if isinstance(collector, LocalCollector):
@@ -153,13 +155,11 @@ class Stop:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         ends_well = error is not None and self.covers(error)
         try:
-            if ends_well:
-                self.lost = error
-                self.saved = save_before_the_end(self._trainer)
+            self._training.__exit__(kind, error, trace)
         finally:
             try:
                 if ends_well:
-                    trainers.run_shutdown_operations(self._trainer)
+                    trainers.ShutdownStage.of(self._trainer)()
             finally:
                 collector = self._trainer.collector  # whatever state its workers are in
                 if isinstance(collector, Remote):
@@ -171,6 +171,11 @@ class Stop:
         if self._deadline is not None:
             self._deadline.join()
         return ends_well
+
+    def _save_if_covered(self, error: BaseException) -> None:
+        if self.covers(error):
+            self.lost = error
+            self.saved = save_before_the_end(self._trainer)
 
     def _watch(self) -> None:
         if self._ended.wait(self.within_s):

@@ -10,8 +10,8 @@ import logging
 import signal
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import queues
@@ -180,6 +180,20 @@ def _around(owner: object, method: str, enter: Enter) -> None:
             return call(*args, **kwargs)
 
     setattr(owner, method, inside)
+
+
+def around_pauses(collector: collectors.MultiCollector, enter: Enter) -> None:
+    """Begin each ``collector.pause()`` inside ``enter()``: it swallows what a wait for its workers raises."""
+    inner = present_method(collector, "pause")
+
+    @contextmanager
+    def pause() -> Iterator[None]:
+        with ExitStack() as paused:
+            with enter():
+                paused.enter_context(inner())
+            yield
+
+    collector.pause = pause
 
 
 def around_waits(

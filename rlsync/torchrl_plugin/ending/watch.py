@@ -13,7 +13,7 @@ from threading import Thread
 from tensordict import TensorDictBase
 from torchrl.collectors import AsyncBatchedCollector
 
-from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError
 from rlsync.sync.families import end_group
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.sync.workers_publisher import WorkersPublisher
@@ -53,11 +53,13 @@ class Watch:
         self.read: object | None = None
         self._looks_at_reads = False
         self._held_by: AdoptionTimeout | None = None
+        self._raised: RlsyncError | None = None  #: the error after which it has ended the workers
         if isinstance(watched, AsyncBatchedCollector):
             waits.around_server(watched, self.wait, self.came)
         else:
             waits.around_waits(watched, self.wait, self.came)
             waits.around_requests(watched, self._asking)
+            waits.around_pauses(watched, self.told)
         wrap_batches(watched, self._told_of)
         _watches[publisher] = self
 
@@ -104,6 +106,7 @@ class Watch:
             if self._held_by is None:
                 raise
             self._end_workers()
+            self._raised = self._held_by
             raise self._held_by from error
         finally:
             self.read = None
@@ -142,14 +145,19 @@ class Watch:
                 self._had_its_turn.clear()
 
     def told(self) -> AbstractContextManager[None]:
-        """Raise WorkerLost with the names of the dead workers in place of TorchRL's error, its cause."""
+        """Raise WorkerLost with the names of the dead workers in place of TorchRL's error, its cause.
+
+        If TorchRL has swallowed the error after which the workers were ended, raise that one.
+        """
         return lost_in_place(self._lost_to)
 
     def _told_of(self, batches: Iterator[TensorDictBase]) -> Iterator[TensorDictBase]:
         with self.told():
             yield from batches
 
-    def _lost_to(self, error: Exception) -> WorkerLost | None:
+    def _lost_to(self, error: Exception) -> RlsyncError | None:
+        if self._raised is not None:
+            return self._raised
         # A process that ends closes its pipes a moment before it is seen to be dead.
         until = time.monotonic()
         if isinstance(error, (ConnectionError, EOFError)):
@@ -180,9 +188,12 @@ class Watch:
             return
         self._looked_at = now
         workers = publisher.transport.status()
-        error = lost_workers(publisher, workers, "waiting for frames") or self._hanging(workers)
+        error: RlsyncError | None = lost_workers(publisher, workers, "waiting for frames")
+        if error is None:
+            error = self._hanging(workers)
         if error is not None:
             self._end_workers()
+            self._raised = error
             raise error
 
     def _hanging(self, workers: list[ReaderStatus]) -> AdoptionTimeout | None:

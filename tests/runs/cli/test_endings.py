@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from rlsync.runs.life.state import Ended, begin, ended, learner_in, status_of
 from rlsync.runs.life.training import shut_down
 from rlsync.runs.recipes import dqn, ppo
 from rlsync.runs.recipes.run_files import CHECKPOINT
-from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, save_before_the_end
+from rlsync.torchrl_plugin.compat import trainers
+from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, LastCheckpoint, save_before_the_end
 from tests.runs.cli.test_main import ENDLESS, REPO, Run, finished, receipts_in
 from tests.runs.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 from tests.tools.parts.namespaces import ALONE, may_unshare
@@ -480,16 +482,48 @@ class Stop(Exception):
     """Raised in the trainer's loop."""
 
 
-def after_one_batch(trainer: Trainer) -> Trainer:
-    """The trainer as it is when an exception is raised after its first batch; its workers live."""
+def after_one_batch(trainer: Trainer, call: Callable[[], object] = lambda: None) -> Trainer:
+    """The trainer after an exception that was raised after its first batch; `call()` while its workers live."""
 
     def fail() -> None:
         raise Stop
 
     trainer.register_op("post_steps", fail)
-    with pytest.raises(Stop):
+    with pytest.raises(Stop), trainers.BeforeWorkersEnd(trainer, lambda error: call()):
         trainer.train()
     return trainer
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_the_last_checkpoint_of_a_failed_training_is_written_while_its_workers_live(tmp_path: Path) -> None:
+    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), batch=32))
+    seen: list[object] = []
+    trainer.register_op("shutdown", lambda: seen.append("the stage"))
+    state = CollectorState.of(trainer)
+    assert state is not None
+
+    def save() -> None:
+        seen.append(save_before_the_end(trainer).path)
+        seen.append([process.is_alive() for process in trainer.collector.procs])
+        seen.append(set(state.state_dict()) == whole)
+
+    whole = set(state.state_dict())
+    with shut_down(trainer):
+        after_one_batch(trainer, save)
+        trainers.ShutdownStage.of(trainer)()
+    assert seen == [tmp_path / CHECKPOINT, [True, True], True, "the stage"]
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_an_error_that_is_handled_around_a_training_is_not_how_it_ended() -> None:
+    trainer = dqn.RECIPE.build(small_dqn(WhenConfig(), workers=1, batch=32))
+    told: list[BaseException] = []
+    try:
+        raise Stop
+    except Stop:
+        with trainers.BeforeWorkersEnd(trainer, told.append):
+            trainer.train()
+    assert told == []
 
 
 @pytest.mark.usefixtures("fork_workers")
@@ -497,12 +531,16 @@ def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlsync.torchrl_plugin.ending.last_checkpoint.ANSWER_WITHIN_S", 0.2)
-    trainer = after_one_batch(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), batch=32)))
+    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path), batch=32))
+    saved: list[LastCheckpoint] = []
+
+    def save() -> None:
+        with stopped(trainer.collector.procs[1].pid):
+            saved.append(save_before_the_end(trainer))
+
     try:
-        pids = [process.pid for process in trainer.collector.procs]
-        with stopped(pids[1]):
-            saved = save_before_the_end(trainer)
-        assert saved.path == tmp_path / CHECKPOINT
+        after_one_batch(trainer, save)
+        assert [each.path for each in saved] == [tmp_path / CHECKPOINT]
     finally:
         trainer.shutdown()
     again = ppo.RECIPE.build(small_ppo(batch=32))

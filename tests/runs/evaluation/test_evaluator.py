@@ -29,7 +29,7 @@ from rlsync.runs.evaluation.process import EvaluationJob
 from rlsync.runs.recipes.run_files import CHECKPOINT, ENDED
 from rlsync.sync.processes import process_state
 from rlsync.tensors.layout import Layout
-from rlsync.torchrl_plugin.compat.trainers import run_shutdown_operations
+from rlsync.torchrl_plugin.compat.trainers import ShutdownStage
 from rlsync.transport.board.writer import BoardWriter
 from tests.tools.parts.envs import make_counting_env
 from tests.tools.parts.faulty_evaluations import ID
@@ -154,7 +154,7 @@ def test_the_end_of_the_evaluator_ends_a_run_that_it_judges_and_is_noted_by_othe
         assert failure.endswith(told)
         assert failure.startswith("no evaluation at all: the evaluator" if fault else "no evaluation a")
         assert line.startswith(f"{failure}\n  where  evaluating in {ID}")
-    run_shutdown_operations(trainer)
+    ShutdownStage.of(trainer)()
     assert multiprocessing.active_children() == []
 
 
@@ -173,7 +173,7 @@ def test_a_wait_at_the_end_of_a_run_says_what_it_waits_for(
     os.kill(process.pid, signal.SIGSTOP)
     assert wait_until(lambda: process_state(process.pid or 0) == "stopped", ENDS_WITHIN_S)
     trainer.collected_frames = trainer.total_frames
-    run_shutdown_operations(trainer)
+    ShutdownStage.of(trainer)()
     said = f"waiting until the last version is evaluated: the evaluator (pid {process.pid}, stopped) plays"
     assert said in caplog.text
     assert "Ctrl-C leaves it out" in caplog.text
@@ -210,7 +210,7 @@ def test_the_last_evaluation_is_judged_too(board: BoardWriter, trainer: Trainer,
     reasons: list[str] = []
     evaluator.stop = reasons.append
     trainer.collected_frames = trainer.total_frames
-    run_shutdown_operations(trainer)
+    ShutdownStage.of(trainer)()
     assert [result.version for result in evaluator.evaluations()] == [1]
     (why,) = reasons
     assert why.endswith(" of version 1 reached 1")
@@ -225,7 +225,7 @@ def test_an_infinite_return_reaches_no_target_and_is_not_the_best(
     reasons: list[str] = []
     evaluator.stop = reasons.append
     trainer.collected_frames = trainer.total_frames
-    run_shutdown_operations(trainer)
+    ShutdownStage.of(trainer)()
     (result,) = evaluator.evaluations()
     assert math.isnan(result.return_mean)
     assert (reasons, best.exists()) == ([], False)
