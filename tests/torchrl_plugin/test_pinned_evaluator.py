@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from tensordict import TensorDictBase
-from torchrl.collectors import Evaluator
+from torchrl import trainers
+from torchrl.collectors import Evaluator, MultiSyncCollector
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, DestinationNotFound, LayoutMismatch, SyncWeights
@@ -19,6 +21,7 @@ from tests.tools.parts import (
     make_dqn_trainer,
     make_policy,
     make_small_canary,
+    make_workers,
 )
 from tests.tools.parts.evaluators import acting, make_canary, make_env
 from tests.tools.parts.evaluators import evaluator as new_evaluator
@@ -163,6 +166,54 @@ def test_requests_that_queue_up_keep_their_versions() -> None:
                 assert told(last) == (2, 2, 2)
                 last = evaluator.wait(WITHIN_S)
             assert told(last) == (3, 3, 3)
+
+
+@pytest.mark.skipif(not hasattr(Evaluator, "evaluate_episodes"), reason="TorchRL has it from 0.15 on")
+def test_episodes_one_by_one_act_with_one_version_and_say_which() -> None:
+    with learning("a board") as (learner, sync):
+        evaluator = make_evaluator(learner, max_steps=7)
+        with ended(evaluator):
+            sync.pin(evaluator)
+            for publish in (sync, sync.publish):
+                learner.fill(sync.version + 1)
+                publish()
+                learner.fill(-1.0)
+                episodes = evaluator.evaluate_episodes(seed=0)
+                assert episodes["policy_version"].tolist() == [sync.version] * 3
+                # what it acts with still holds the version
+                assert evaluator._backend._policy.canary.low_high() == (sync.version, sync.version)
+                assert told(evaluator.evaluate()) == (sync.version, sync.version, sync.version)
+
+
+@pytest.mark.skipif(not hasattr(Evaluator, "evaluate_episodes"), reason="TorchRL has it from 0.15 on")
+def test_evaluations_of_rollouts_without_a_collector_act_with_one_version() -> None:
+    with learning("in process") as (learner, sync):
+        evaluator = make_evaluator(learner, max_steps=7, episode_sampling="per_env")
+        with ended(evaluator):
+            sync.pin(evaluator)
+            learner.fill(1)
+            assert told(evaluator.evaluate()) == (1, 1, 1)
+
+
+@pytest.mark.skipif(not hasattr(trainers, "EvaluatorHook"), reason="TorchRL has it from 0.15 on")
+@pytest.mark.parametrize("make", [make_collector, partial(make_workers, MultiSyncCollector)])
+def test_a_hook_of_torchrls_that_evaluates_acts_with_what_was_published(make: Callable[..., Any]) -> None:
+    learner = make_small_canary()
+    schemes = {} if make is make_collector else {"schemes": {"policy": BoardScheme()}}
+    with running(make(copy.deepcopy(learner), **schemes)) as collector:
+        trainer, sync = with_canary(collector, learner)
+        with ended(make_evaluator(make_small_canary())) as evaluator:
+            sync.pin(evaluator)
+            hook = trainers.EvaluatorHook(evaluator, every_frames=1, policy="canary", run_at_start=True)
+            hook.register(trainer)
+            trainer.register_op("post_optim", lambda: learner.fill(sync.version + 1))
+            learner.fill(sync.version + 1)
+            with pytest.raises(ConfigError, match="given by hand"):
+                evaluator.evaluate(learner)
+            trainer.train()
+    seen = [trainer._log_dict[f"evaluation/{name}"] for name in ("low", "high", "policy_version")]
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]) >= 2
 
 
 # ------------------------------------------------------------------------------------------- refused

@@ -7,12 +7,17 @@ its results and resets its workers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
-from tensordict import TensorDict
+import torch
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.collectors import Collector, Evaluator
+from torchrl import trainers
+from torchrl.collectors import Evaluator
 from torchrl.collectors._evaluator import _ThreadEvalBackend
 from torchrl.collectors._multi_base import MultiCollector
 
@@ -28,6 +33,7 @@ from rlsync.tensors.sendable import copied
 from rlsync.tensors.target import write
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.collectors import policy_of
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 _WHERE = "SyncWeights.pin"
 
@@ -56,9 +62,11 @@ def pin(
     copies = VersionCopies(bound_map)
 
     # A request chooses the version: what TorchRL passes on as weights is a copy of the newest one.
-    def prepare(weights: object, weights_dict: object) -> VersionCopy:
+    @in_place_of(evaluator, "_prepare_weights_dict")
+    def prepare(self: Evaluator, weights: object, weights_dict: object) -> VersionCopy:
         """Called in the thread that requests an evaluation."""
-        if weights is not None or weights_dict is not None:
+        by_hand = weights is not None or weights_dict is not None
+        if by_hand and not _is_asked_by_a_hook(self):
             problem = "weights that are given by hand have no version"
             where = "evaluate(weights) of an Evaluator that is pinned by SyncWeights.pin"
             raise ConfigError(
@@ -81,16 +89,63 @@ def pin(
                 self._collector.reset()
             _send(self._collector, weights)
         else:
-            self._ensure_env_and_policy()
-            if isinstance(self._policy, nn.Module) and self._collector is None:
-                self._policy = _own(bound_map, self._policy)
-            self._ensure_collector()
-            _write(self._collector, weights)
+            _let_act(self, bound_map, weights, rolls_out=getattr(self, "_per_env", False))
         metrics: dict[str, Any] = type(self)._run_eval(self, None)
         return metrics | {"custom/policy_version": weights.version}
 
-    evaluator._prepare_weights_dict = prepare
+    if hasattr(backend, "run_episodes"):
+        _pin_episodes(backend, bound_map)
     return copies
+
+
+def _pin_episodes(backend: _ThreadEvalBackend, bound_map: BoundMap) -> None:
+    """The same for episodes one by one, which TorchRL has from 0.15 on: each has an entry that says it."""
+
+    @in_place_of(backend, "run_episodes")
+    def run_episodes(
+        self: _ThreadEvalBackend, weights: VersionCopy, seed: int | None
+    ) -> TensorDictBase:
+        if not self._use_multi_collector:  # else TorchRL refuses
+            _let_act(self, bound_map, weights, rolls_out=True)
+        episodes: TensorDictBase = type(self).run_episodes(self, None, seed)
+        version = torch.full(episodes.shape, weights.version, device=episodes.device)
+        return episodes.set(STAMP, version)
+
+
+#: TorchRL's hook that requests evaluations, from 0.15 on.
+_HOOKS: tuple[type, ...] = tuple(
+    kind for kind in [getattr(trainers, "EvaluatorHook", None)] if kind is not None
+)
+
+
+def _is_asked_by_a_hook(evaluator: Evaluator) -> bool:
+    """Whether TorchRL's hook asks, which always brings the learner's weights. Until it may leave them out."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_locals.get("self") in (None, evaluator):
+        frame = frame.f_back
+    return frame is not None and isinstance(frame.f_locals["self"], _HOOKS)
+
+
+def _let_act(
+    backend: _ThreadEvalBackend, bound_map: BoundMap, weights: VersionCopy, *, rolls_out: bool
+) -> None:
+    """Write a version into what acts in this process: a collector, or what ``rolls_out`` without one."""
+    backend._ensure_env_and_policy()
+    if isinstance(backend._policy, nn.Module) and backend._collector is None:
+        backend._policy = _own(bound_map, backend._policy)
+    if rolls_out:
+        _write(_Owner(backend._env, backend._policy), backend._policy, weights)
+    else:
+        backend._ensure_collector()
+        _write(backend._collector, policy_of(backend._collector), weights)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """What destinations are parts of where there is no collector."""
+
+    env: object
+    policy: object
 
 
 def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> None:
@@ -117,12 +172,12 @@ def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
     return copied(policy, "the policy", {"policy": policy}, _WHERE)
 
 
-def _write(collector: Collector, weights: VersionCopy) -> None:
-    acts: list[object] = [policy_of(collector)]
+def _write(owner: object, policy: object, weights: VersionCopy) -> None:
+    acts = [policy]
     for destination in {destination for destination, _ in weights.leaves}:
         path = parse(destination)
         name = "the Evaluator's collector"
-        module = walk(collector, path, error=DestinationNotFound, root_name=name, where=_WHERE)
+        module = walk(owner, path, error=DestinationNotFound, root_name=name, where=_WHERE)
         write(Leaves(module, f"the Evaluator's {destination}"), weights.of(destination))
         acts.append(module)
     outdate(keepers(acts))

@@ -267,6 +267,9 @@ class SyncWeights(PublishHook):
         trains, without weights. Each evaluation begins with new episodes. A policy that shares memory with
         the learner or its collector is copied. Without a board, each publish makes one copy more.
 
+        From TorchRL 0.15 on its ``EvaluatorHook`` may make the calls, and the weights that it brings are left
+        out. Each episode of ``evaluate_episodes()`` has an entry ``policy_version``.
+
         Args:
             evaluator: has the backend ``"thread"`` or ``"process"``, and has not evaluated yet.
 
