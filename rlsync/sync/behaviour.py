@@ -20,6 +20,7 @@ from torch.func import functional_call
 from rlsync.sync.acts import undisturbed
 from rlsync.sync.resolve import BoundRoute
 from rlsync.sync.sample import Image, Judgement, PartCall, Sample, outermost, selected
+from rlsync.tensors.derived import keepers, outdate
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import Leaves, is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
@@ -229,12 +230,14 @@ def _outputs(
                 generators.append(value)
 
     source = Leaves(part, "the source")
+    parts = keepers([part])
     with undisturbed(part), torch.no_grad():
         before = [generator.get_state() for generator in generators]
         for _ in range(calls):
             # Copies: forward() may write to buffers.
             copies = {name: tensor.clone() for name, tensor in weights.items()}
             leaves = source.put_together(copies)
+            outdate(parts)
             with _as_in_the_worker(part, sample, call, device):
                 outs = functional_call(part, leaves, args, tie_weights=False, strict=False)
         after = [generator.get_state() for generator in generators]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rlsync.sync.acts import undisturbed
 from rlsync.sync.held import OF_EVERY_MODULE
+from rlsync.tensors.derived import keepers, outdate
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaves, is_tensordict, is_tensordict_params, unwrap
@@ -253,6 +254,8 @@ def sample_of(
         for destination, module in shadow.modules.items():
             _put_state(sample, module, destination, set(arrive(destination)))
 
+        # As right after an adoption: what earlier steps computed, as keys and values, the learner lacks.
+        outdate(keepers([shadow.policy, *shadow.modules.values()]))
         recorded = {} if shadow.compiled else shadow.modules
         with _remembering(sample, shadow.modules), _recording(sample, recorded):
             acted = shadow.call()

@@ -10,9 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torchrl.modules
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 from torchrl.modules import BatchRenorm1d, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
@@ -29,17 +32,21 @@ from rlsync import (
 )
 from rlsync.runs.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
 from rlsync.sync.sample import Judgement
+from rlsync.tensors.derived import keepers, outdate
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (
     ACTIONS,
+    OBSERVATIONS,
+    CountingEnv,
     make_collector,
     make_counting_env,
+    make_dqn_trainer,
     make_mlp,
     make_ppo_loss,
     make_workers,
 )
-from tests.tools.parts.acting import Normalised, Packed, Scaled
+from tests.tools.parts.acting import Normalised, Packed, Scaled, ToldAttention
 from tests.tools.programs import ENDS_WITHIN_S
 from tests.tools.running import in_three_lines, running
 
@@ -364,6 +371,121 @@ def test_what_a_policy_remembers_is_no_alarm_and_hides_no_fault(memory: object) 
     with running(make_collector(actor_of(Remembering(copy.deepcopy(memory), 2.0)))) as collector:
         trainer, _ = verified(collector, Remembering(copy.deepcopy(memory)), batches=6)
         with pytest.raises(PublishError, match="apart from"):
+            trainer.train()
+
+
+class Restarting(ToldAttention):
+    """As TorchRL's TransformerModule it begins anew when it sees by itself that its weights are others."""
+
+    weights: tuple[tuple[int, int], ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        present = tuple((each.data_ptr(), each._version) for each in self.parameters())
+        if present != self.weights:
+            self.mark_weight_update()
+            self.weights = present
+        return super().forward(x)
+
+
+class Choosing(nn.Module):
+    def __init__(self, by: float = 1.0) -> None:
+        super().__init__()
+        self.net, self.by = nn.Linear(ACTIONS, ACTIONS), by
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.by * self.net(x)
+        return logits, nn.functional.one_hot(logits.argmax(-1), ACTIONS).float()
+
+
+def restarting() -> TensorDictModule:
+    return TensorDictModule(Restarting(), in_keys=["observation"], out_keys=["seen"])
+
+
+def transformer() -> TensorDictModule:
+    """TorchRL has it from 0.15 on."""
+    return torchrl.modules.TransformerModule(
+        OBSERVATIONS, ACTIONS, num_heads=1, max_seq_len=9, in_key="observation", out_key="seen"
+    )
+
+
+ATTENTIONS = [restarting] + [transformer] * hasattr(torchrl.modules, "TransformerModule")
+
+
+def attentive(attention: Callable[[], nn.Module], by: float = 1.0) -> TensorDictSequential:
+    torch.manual_seed(0)
+    choosing = TensorDictModule(Choosing(by), in_keys=["seen"], out_keys=["logits", "action"])
+    return TensorDictSequential(attention(), choosing)
+
+
+def make_env_with_starts() -> EnvBase:
+    return TransformedEnv(CountingEnv(horizon=7), InitTracker())
+
+
+def attentive_collector(way: str, policy: nn.Module) -> BaseCollector:
+    env = make_env_with_starts
+    if way == "in process":
+        return Collector(env, policy, frames_per_batch=10, total_frames=-1, track_policy_version=True)
+    compiled = {"backend": "eager"} if way == "compiled" else None
+    adopt = "alias" if compiled else way
+    schemes = {"policy": BoardScheme(adopt)}
+    return make_workers(
+        MultiSyncCollector, policy, schemes=schemes, env=env, compile_policy=compiled, workers=1
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+@pytest.mark.parametrize("way", ["in process", "alias", "copy", "compiled"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.each_value
+def test_what_an_attention_keeps_of_earlier_steps_acts_until_the_next_version_and_is_no_alarm(
+    attention: Callable[[], nn.Module], way: str
+) -> None:
+    learner, published, batches = attentive(attention), {}, []
+    with running(attentive_collector(way, attentive(attention))) as collector:
+        trainer = make_dqn_trainer(collector, total_frames=6 * 10)
+        trainer.attentive = learner
+        sync = SyncWeights({"policy": "attentive"}, when=Every(2))
+        sync.register(trainer)
+        hook = VerifySync(sync, when=EACH, behaviour=EACH)
+        hook.register(trainer)
+        for stage in ("setup", "post_steps"):
+            trainer.register_op(
+                stage,
+                lambda: published.setdefault(sync.version, copy.deepcopy(learner.state_dict())),
+            )
+
+        def learn(batch: TensorDictBase) -> None:
+            batches.append(batch.clone())
+            with torch.no_grad():
+                for parameter in learner.parameters():
+                    parameter.mul_(1.05)
+
+        trainer.register_op("pre_steps_log", learn)
+        trainer.train()
+    assert (hook.deviations, hook.uncompared) == ([], ())
+    assert hook.behaviour_held is not None
+
+    # Each frame is what the version computes that it names, with its keys and values alone.
+    again, version = attentive(attention), None
+    for frame in torch.cat([batch.reshape(-1) for batch in batches]):
+        if version != int(frame["policy_version"]):
+            version = int(frame["policy_version"])
+            again.load_state_dict(published[version])
+            outdate(keepers([again]))
+        answer = again(frame.select("observation", "is_init").clone().unsqueeze(0))
+        assert torch.equal(answer["logits"][0], frame["logits"])
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_keys_and_values_hide_no_fault(attention: Callable[[], nn.Module]) -> None:
+    with running(attentive_collector("in process", attentive(attention, by=2.0))) as collector:
+        trainer = make_dqn_trainer(collector, total_frames=60)
+        trainer.attentive = attentive(attention)
+        sync = SyncWeights({"policy": "attentive"})
+        sync.register(trainer)
+        VerifySync(sync, when=EACH, behaviour=EACH).register(trainer)
+        with pytest.raises(PublishError, match=r"'logits' that is [\d.]+ apart from"):
             trainer.train()
 
 
