@@ -16,6 +16,8 @@
 #   make hooks         lets git run the quick checks at every commit
 #   make compat        the tests that depend on TorchRL, with the lowest and the highest version that is supported;
 #                      compat-lowest and compat-highest run one of the two, compat-tests those of the present .venv
+#   make compat-next   the plug and the recipes with the nightly builds of compat/next.txt; what may fail there, and why,
+#                      is in compat/next_fails.txt, and what differs from that is said; next-tests runs it in the present VENV
 #   make clean         removes the virtual environments, built files and caches
 #   make help          prints this
 #
@@ -45,7 +47,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || e
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
 .PHONY: help train test test-all test-touched test-quick test-plug plug-tests same check format lint types floors docs claims configs wheel hooks \
-	clean compat compat-lowest compat-highest compat-tests
+	clean compat compat-lowest compat-highest compat-tests compat-next next-tests
 
 help:
 	@sed -n '/^#/!q;p' Makefile
@@ -62,6 +64,7 @@ test: $(VENV)/.stamp-dev
 
 test-all: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+	@$(MAKE) --no-print-directory compat-next
 
 # In the order of the folders (--dist load): what has changed most comes first. pytest says 5 where it finds no test: a folder may have none that is thorough.
 test-touched: $(VENV)/.stamp-dev
@@ -140,6 +143,15 @@ compat-tests: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pip --disable-pip-version-check freeze | grep -E '^(torch|torchrl|tensordict)='
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not slow' $(COMPAT_TESTS) $(ARGS)
 
+NEXT_TESTS := tests/stock tests/laws/test_canary.py $(PLUG_TESTS) tests/runs/recipes tests/runs/cli/test_endings.py \
+	tests/runs/cli/test_torchrl_configs.py
+
+compat-next:
+	@$(MAKE) --no-print-directory next-tests VENV=.compat/next CONSTRAINTS=compat/next.txt
+
+next-tests: $(VENV)/.stamp-next
+	$(BIN)/python .ci/compat_next.py $(SIDE_BY_SIDE) -m 'not thorough' $(NEXT_TESTS) $(ARGS)
+
 clean:
 	rm -rf $(VENV) .compat docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -157,6 +169,13 @@ $(VENV)/.stamp-torch: $(CONSTRAINTS) | $(BIN)/python
 PLUG_NEEDS := torchrl tensordict gymnasium psutil packaging pytest pytest-xdist pytest-timeout hypothesis pyyaml
 $(VENV)/.stamp-plug: $(VENV)/.stamp-torch
 	@$(PIP) $(PLUG_NEEDS)
+	@touch $@
+
+# The nightly builds put their files where those of the releases are, and need a tensordict that is called otherwise.
+$(VENV)/.stamp-next: $(VENV)/.stamp-dev compat/next.txt
+	@$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes torchrl tensordict
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall \
+	$$(grep nightly= compat/next.txt)
 	@touch $@
 
 $(VENV)/.stamp-run: pyproject.toml $(VENV)/.stamp-torch

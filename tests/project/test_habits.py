@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import runpy
 import subprocess
 import sys
 import tokenize
@@ -22,6 +23,7 @@ from rlsync.runs.cli.main import VERBS
 from tests.tools.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parents[2]
+NEXT = runpy.run_path(str(ROOT / ".ci" / "compat_next.py"))
 HOOKS = ROOT / ".pre-commit-config.yaml"
 
 
@@ -66,6 +68,30 @@ def test_the_lowest_torchrl_of_the_range_is_tested() -> None:
     (bound,) = (part.version for part in need.specifier if part.operator == ">=")
     lowest = pinned("compat/lowest.txt")["torchrl"]
     assert Version(lowest) == Version(bound)
+
+
+def test_what_is_tested_of_the_next_torchrl_is_a_night_of_it_with_the_same_torch() -> None:
+    pins = pinned("compat/next.txt")
+    assert set(pins) == {"torch", "torchrl-nightly", "tensordict-nightly"}
+    assert pins["torch"] == pinned("constraints.txt")["torch"]
+
+
+def test_what_may_fail_with_the_next_torchrl_is_a_test_of_ours_and_has_a_cause() -> None:
+    causes = NEXT["written"](NEXT["WRITTEN"].read_text().splitlines())
+    for test in causes:
+        module, _, name = test.partition("::")
+        file = ROOT / (module.replace(".", "/") + ".py")
+        assert f"def {name.partition('[')[0]}(" in file.read_text(), test
+    with pytest.raises(ValueError, match="no cause is written down"):
+        NEXT["written"](["tests.a::b #"])
+
+
+def test_what_differs_from_what_is_written_down_is_said() -> None:
+    ran = {"a": True, "b": True, "c": False, "d": False}
+    assert NEXT["changes"](ran, {"b": "a cause", "c": "another", "e": "did not run"}) == [
+        "fails, and no cause is written down: a",
+        "passes now: c (another)",
+    ]
 
 
 def test_make_help_names_every_target_and_every_variable() -> None:

@@ -311,6 +311,10 @@ def _required() -> Iterator[Finding]:
         if requirement.name in names or not (needed or of_users):
             continue
         names.add(requirement.name)
+        nightly = _nightly(requirement)
+        if nightly is not None:
+            yield nightly
+            continue
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
@@ -319,3 +323,15 @@ def _required() -> Iterator[Finding]:
                 yield Finding("fail", requirement.name, "not installed", cure)
         else:
             yield judged(requirement.name, version, requirement.specifier)
+
+
+def _nightly(requirement: Requirement) -> Finding | None:
+    """What is said of a build of the night, which has the files of a requirement, but another name."""
+    name = f"{requirement.name}-nightly"
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    wanted = f"{requirement.name}{requirement.specifier}"
+    cure = f"pip uninstall {name}, then pip install --force-reinstall '{wanted}'"
+    return Finding("warn", name, f"{version}, in the place of {wanted} (tested)", cure)

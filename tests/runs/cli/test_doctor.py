@@ -626,6 +626,18 @@ def test_a_package_that_is_needed_and_not_installed_fails(monkeypatch: pytest.Mo
     assert "ale-py" not in said
 
 
+def test_a_build_of_the_night_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the files of torchrl, and may stand beside it: then the files are those of one of the two."""
+    installed = importlib.metadata.version
+    nights = {"torchrl-nightly": "2026.10.27"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: nights.get(name) or installed(name))
+    said = {finding.what: finding for finding in doctor_machine.packages()}
+    assert said["torchrl-nightly"].verdict == "warn"
+    assert said["torchrl-nightly"].found.startswith("2026.10.27, in the place of torchrl<0.15,>=0.14.1")
+    assert "torchrl" not in said
+    assert worst(list(said.values())) == "warn"
+
+
 def refuse(*_: object, **__: object) -> None:
     raise PermissionError(1, "Operation not permitted")
 
