@@ -96,4 +96,4 @@ def lines(said: str | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(*(f"tests/{folder}" for folder in in_order(changed())))  # noqa: T201
+    print(*(f"tests/{folder}" for folder in in_order(changed())))

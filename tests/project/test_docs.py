@@ -41,7 +41,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [page for page in sorted(DOCS.rglob("*.md")) if not page.is_relative_to(BUILT)]
 
 FENCED = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-CHECKED = {"python", "sh", "console", "diff"}
+CHECKED = {"python", "sh", "console", "diff", "{literalinclude}"}
 NOT_RUN = {"text", "yaml", "toml", "{toctree}", "{eval-rst}", "{config-keys}", "{include}"}
 
 
@@ -329,6 +329,22 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
         if "NAME" not in file:
             assert (ROOT / file).exists(), f"{name_of(page)} names {file}"
             assert f"def {test}" in (ROOT / file).read_text(), f"{name_of(page)} names {file}::{test}"
+
+
+REPORTS = ROOT / "docs" / "upstream"
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+@pytest.mark.thorough
+@pytest.mark.parametrize("program", sorted(REPORTS.glob("*.py")), ids=lambda path: path.stem)
+def test_the_programs_of_reports_print_what_the_page_says(program: Path) -> None:
+    page = (REPORTS / "index.md").read_text()
+    (said,) = re.findall(rf"literalinclude}} {program.name}\n```\n\n```text\n(.*?)```", page, re.DOTALL)
+    command = [sys.executable, "-W", "ignore", str(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S, check=True)
+    printed = [line.rstrip() for line in ran.stdout.splitlines() if "[torchrl]" not in line]
+    assert printed == said.splitlines()
 
 
 def test_the_map_for_machines_lists_every_page() -> None:
