@@ -188,9 +188,16 @@ def test_fault_4_steps_are_torn_and_stamps_lie_while_the_learner_pushes() -> Non
         torn |= bool((low != high).any())
         lies |= bool(((stamp < low) | (stamp > high)).any())
 
-    parent_version = collector.policy_version
     collector.shutdown()
-    still_happens(4, torn and lies and not parent_version, BOARD)  # 0, from 0.15 on None
+    still_happens(4, torn and lies, BOARD)
+
+
+def test_fault_4_the_learners_process_does_not_count_versions() -> None:
+    collector = make_workers(MultiSyncCollector, make_small_canary(), schemes={"policy": SHARED()}, workers=1)
+    collector.update_policy_weights_()
+    version = collector.policy_version
+    collector.shutdown()
+    still_happens(4, version == 0, "rlsync/torchrl_plugin/compat/stamps.py (announce_version)")
 
 
 @both_schemes
