@@ -14,6 +14,7 @@ NO_NAME = "none"
 HEADS = {
     "collectors": ("collector", "scheme", *observing.COLUMNS),
     "trainers": ("trainer", *trainers.PLACES),
+    "next trainers": ("trainer of TorchRL 0.15", *trainers.PLACES),
 }
 
 
@@ -39,6 +40,8 @@ def write() -> None:
     """Observe every row, and replace the tables of the page."""
     for table, head in HEADS.items():
         lines = [(row.name, row.observe()) for row in ROWS if row.table == table]
+        if not lines:  # those of a TorchRL that is not installed
+            continue
         before, _, after = _around(table)
         PAGE.write_text(before + as_table(head, lines) + after)
 

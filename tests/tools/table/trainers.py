@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
+import torchrl.modules
+import torchrl.objectives
 from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import AsyncBatchedCollector, BaseCollector, MultiAsyncCollector, MultiSyncCollector
@@ -43,6 +45,7 @@ from rlsync import BoardScheme, RlsyncError, SyncWeights
 from rlsync.core.errors import first_line
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
+    OBSERVATIONS,
     make_collector,
     make_continuous_env,
     make_continuous_policy,
@@ -136,8 +139,11 @@ class TrainerRow:
         }
         if self.kind is algorithms.GRPOTrainer:
             given |= {"log_rewards": False, "log_kl": False}  # of language models
-        elif self.kind is not Trainer:
+        elif self.kind not in (Trainer, *_NEXT):
             given |= {"enable_logging": False}
+        if self.kind in _NEXT:
+            for theirs in ("frame_skip", "optim_steps_per_batch"):
+                del given[theirs]
         sampler = SamplerWithoutReplacement() if self.on_policy else RandomSampler()
         room = FRAMES_PER_BATCH if self.on_policy else 1000
         buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(room), sampler=sampler, batch_size=10)
@@ -153,6 +159,21 @@ class TrainerRow:
         if self.kind is Trainer:
             ReplayBufferTrainer(buffer, batch_size=10).register(trainer)
         return trainer
+
+
+#: The trainers that TorchRL has from 0.15 on.
+_NEXT: tuple[type[Trainer], ...] = tuple(
+    kind for kind in [getattr(algorithms, "FQLTrainer", None)] if kind is not None
+)
+
+
+def make_one_step_policy() -> nn.Module:
+    return torchrl.modules.OneStepPolicy(nn.Linear(OBSERVATIONS + 1, 1), action_dim=1)
+
+
+def make_fql_loss(actor: nn.Module) -> LossModule:
+    flow = torchrl.modules.FlowMatchingPolicy(nn.Linear(OBSERVATIONS + 2, 1), action_dim=1)
+    return torchrl.objectives.FQLLoss(flow, actor, make_state_action_value())
 
 
 def _soft(loss: LossModule) -> SoftUpdate:
@@ -232,6 +253,14 @@ TRAINERS = (
     ),
 )
 
+#: Of TorchRL 0.15, if that is installed.
+NEXT_TRAINERS = tuple(
+    TrainerRow(
+        kind, make_one_step_policy, make_fql_loss, target=_soft, options=lambda _: {"offline_steps": 0}
+    )
+    for kind in _NEXT
+)
+
 PLACES: dict[str, type[BaseCollector] | None] = {
     "Collector": None,
     "MultiSyncCollector, BoardScheme": MultiSyncCollector,
@@ -292,4 +321,8 @@ def agree(batches: list[TensorDictBase], published: dict[int, int]) -> str:
     return EXACT if len(versions) > 1 else f"never synced: {versions}"
 
 
-ROWS = tuple(Row("trainers", (f"`{row.name}`",), partial(_everywhere, row)) for row in TRAINERS)
+ROWS = tuple(
+    Row(table, (f"`{row.name}`",), partial(_everywhere, row))
+    for table, rows in (("trainers", TRAINERS), ("next trainers", NEXT_TRAINERS))
+    for row in rows
+)
