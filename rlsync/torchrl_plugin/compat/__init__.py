@@ -13,6 +13,7 @@ Users import the module of their subject: ``from rlsync.torchrl_plugin.compat im
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -49,6 +50,19 @@ def present_method(owner: Any, name: str) -> Callable[..., Any]:
         return getattr(type(there), name)(there, *args, **kwargs)
 
     return call
+
+
+def around_calls(
+    owner: object, method: str, enter: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """Run each ``owner.method(...)`` inside ``enter()``."""
+    call = present_method(owner, method)
+
+    def inside(*args: object, **kwargs: object) -> object:
+        with enter():
+            return call(*args, **kwargs)
+
+    setattr(owner, method, inside)
 
 
 def wrap_batches(collector: Any, wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> None:

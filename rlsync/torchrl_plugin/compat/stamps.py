@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.llm.transforms.policy_version import PolicyVersion
 
 from rlsync.core.errors import ConfigError
-from rlsync.torchrl_plugin.compat import in_place_of, present_method
+from rlsync.torchrl_plugin.compat import around_calls
 
 STAMP = "policy_version"
 
@@ -77,21 +79,19 @@ def keep_announced(
     ``collector.worker_policy_versions()``, which asks the workers, returns ``acting()``. That is its own
     promise, and costs no rollout. 0.14 has no such method.
     """
+    here = weakref.ref(collector)
+
+    @contextmanager
+    def announced() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            announce_version(here(), newest())
+
     if isinstance(collector, MultiCollector):
         for method in ("update_policy_weights_", "load_state_dict"):
-            _announce_after(collector, method, newest)
+            around_calls(collector, method, announced)
     collector.worker_policy_versions = acting  # type: ignore[attr-defined]
-
-
-def _announce_after(collector: MultiCollector, method: str, newest: Callable[[], int]) -> None:
-    inner = present_method(collector, method)
-
-    @in_place_of(collector, method)
-    def call(self: MultiCollector, *args: Any, **kwargs: Any) -> object:
-        try:
-            return inner(*args, **kwargs)
-        finally:
-            announce_version(self, newest())
 
 
 def stamp(collector: Collector, version: int) -> None:

@@ -33,7 +33,13 @@ from rlsync.sync.processes import (
 )
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin.compat import collectors, in_place_of, present_method, servers
+from rlsync.torchrl_plugin.compat import (
+    around_calls,
+    collectors,
+    in_place_of,
+    present_method,
+    servers,
+)
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.rules import worker_lost
 
@@ -166,20 +172,10 @@ def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
     What TorchRL asks all workers for, it asks after a look for dead ones that may raise a ValueError.
     """
     for method in ("set_seed", "reset", "getattr_policy", "getattr_env"):
-        _around(collector, method, enter)
+        around_calls(collector, method, enter)
     for pipe in collector.pipes:
-        _around(pipe, "send", enter)
-        _around(pipe, "recv", enter)
-
-
-def _around(owner: object, method: str, enter: Enter) -> None:
-    call = present_method(owner, method)
-
-    def inside(*args: object, **kwargs: object) -> object:
-        with enter():
-            return call(*args, **kwargs)
-
-    setattr(owner, method, inside)
+        around_calls(pipe, "send", enter)
+        around_calls(pipe, "recv", enter)
 
 
 def around_pauses(collector: collectors.MultiCollector, enter: Enter) -> None:
