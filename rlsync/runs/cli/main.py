@@ -15,7 +15,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from rlsync import ConfigError, RlsyncError, __version__
-from rlsync.runs.life.output import EXIT_USAGE, Unread, exit_status, output_read
+from rlsync.runs.life.output import EXIT_INTERRUPTED, EXIT_USAGE, Unread, exit_status, output_read
 from rlsync.seams import told_of_a_user_without_a_name, user_input
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         status = exit_status(error)
     except KeyboardInterrupt:
-        status = 130
+        status = EXIT_INTERRUPTED
     if arguments is None and asks_json(words):
         _silence_stdout()
     return status

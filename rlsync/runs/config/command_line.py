@@ -21,11 +21,14 @@ from rlsync.seams import user_input
 _SEARCH_PATH = "hydra.searchpath"
 _SWEEP = "hydra.mode=MULTIRUN"
 
+#: What Hydra does not know.
+_OWN_FLAGS = (trust.FLAG, "--json")
+
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     overrides: tuple[str, ...]  # all of them, as Hydra is to read them
-    # a job each; a sweeper that chooses values as it goes has one, without those values
+    # a job each; of a sweeper that chooses values as it goes one, with the first value of each
     jobs: tuple[tuple[str, ...], ...]
     sweeps: bool  # whether the jobs are those of a sweep
     flags: argparse.Namespace  # Hydra's own
@@ -36,6 +39,14 @@ class CommandLine:
     trusted: bool = False  # whether unchecked checkpoints, and code of a run folder, are loaded
     # where it was read: what its relative paths mean, whatever changes the working directory later
     folder: Path = field(default_factory=Path.cwd)
+
+    @property
+    def words(self) -> list[str]:
+        """The command line once more, for another process, its options first; who asks for JSON prints it."""
+        words = [*self.flag_words, *self.flags.overrides]
+        if self.trusted:
+            words.append(trust.FLAG)
+        return words
 
     @property
     def config_name(self) -> str:
@@ -85,7 +96,7 @@ def read(arguments: list[str]) -> CommandLine:
         jobs=tuple(map(tuple, jobs)),
         sweeps=sweeps,
         flags=flags,
-        flag_words=tuple(w for w in arguments if w not in (*flags.overrides, trust.FLAG)),
+        flag_words=tuple(w for w in arguments if w not in (*flags.overrides, *_OWN_FLAGS)),
         config_dir=config_dir,
         errors=tuple(errors),
         unusable=unusable,
@@ -108,12 +119,12 @@ def _no_option(word: str) -> ConfigError:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Hydra's own flags, as ``--hydra-help`` lists them; Hydra reads them once more. And ``--trust``."""
+    """Hydra's own flags, as ``--hydra-help`` lists them; Hydra reads them once more. And rlsync's."""
     parser = argparse.ArgumentParser(prog="rlsync train", add_help=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
     short = ("--help -h", "--run -r", "--multirun -m", "--shell-completion -sc")
-    for names in (*short, "--hydra-help", "--resolve", trust.FLAG):
+    for names in (*short, "--hydra-help", "--resolve", *_OWN_FLAGS):
         parser.add_argument(*names.split(), action="store_true")
     values = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
     for names in (*values, "--experimental-rerun"):
@@ -166,6 +177,7 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
     hydras = []  # the words for Hydra itself
     unswept = []
     unlisted = []  # that sweep over values which cannot be listed
+    firsts = []  # each key that is swept, with its first value
     values = {}  # a key that is given twice has its last values, at its first place
     goes_on = False
     for override in overrides:
@@ -180,6 +192,9 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
             unswept.append(word)
         elif not override.is_discrete_sweep():
             unlisted.append(word)
+            firsts.append(_first_of(override))
+        else:
+            firsts.append(values[override.get_key_element()][0])
 
     if not unlisted and not goes_on:
         return [[*hydras, *job] for job in itertools.product(*values.values())]
@@ -187,7 +202,13 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
         problem = f"Hydra's own sweeper cannot list the values of {unlisted[0]}"
         cure = "write key=a,b or key=range(0,3); other sweepers are plugins of Hydra: hydra/sweeper=..."
         errors.append(ConfigError(problem, "-m", cure))
-    return [[*hydras, *unswept]]
+    return [[*hydras, *unswept, *firsts]]
+
+
+def _first_of(override: Override) -> str:
+    """An override with the least value of its interval, which is as good as any to check its key by."""
+    interval: Any = override.value()
+    return f"{override.get_key_element()}={interval.start}"
 
 
 def values_of(override: Override) -> list[str]:

@@ -27,7 +27,7 @@ from rlsync.seams import first_line
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
 _PATHS = ("resume", "run_dir", "config_dir")
-OF_ONE_RUN = (*_PATHS, "restarts")
+OF_ONE_RUN = (*_PATHS, "restarts", "objective")
 
 #: The option that a config group has when a run is resumed: what the run before had. A user cannot choose it.
 BEFORE = "_resumed_run_"
@@ -209,9 +209,6 @@ class _Composing:
             config = self._hydra_composes([*words, *map(word_of, keys)])
         else:
             own_hydra.set_keys(config, keys)
-        sweeper = own_hydra.foreign_sweeper(config)
-        if sweeper and (self._line.sweeps or own_hydra.asks_for_sweep(config)):
-            self.errors.append(refusals.of_sweeper(sweeper))
         return config
 
     def _record(self, config: DictConfig, typed: Config, added: list[str]) -> None:

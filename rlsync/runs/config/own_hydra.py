@@ -305,19 +305,19 @@ def asks_for_sweep(config: DictConfig) -> bool:
     return bool(config.hydra.mode == RunMode.MULTIRUN)
 
 
-def foreign_sweeper(config: DictConfig) -> str:
-    """The sweeper of a composed config, if it is not Hydra's own, which makes every combination; or nothing."""
-    name = config.hydra.runtime.choices.get(SWEEPER)
+def foreign_sweeper(hydras: Any) -> str:
+    """The sweeper that Hydra's part of a config names, if it is not Hydra's own; it may go by results."""
+    name = hydras.runtime.choices.get(SWEEPER)
     if name not in BASIC:
         return str(name)
-    target = OmegaConf.select(config, "hydra.sweeper._target_")
+    target = hydras.sweeper.get("_target_")
     if target in (None, BasicSweeperConf._target_):
         return ""
     return str(target)
 
 
 def run(
-    flags: Namespace, config: DictConfig, words: Sequence[str], task: Callable[[DictConfig], None]
+    flags: Namespace, config: DictConfig, words: Sequence[str], task: Callable[[DictConfig], object]
 ) -> None:
     """Let Hydra run one job, composed already, in a folder of its own; or print what ``--cfg`` asks for."""
     with _handed(words, task) as noted, initialised(flags.config_path):
@@ -333,7 +333,7 @@ def run(
 
 
 def hand_over(
-    flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]
+    flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], object]
 ) -> None:
     """Let Hydra read a command line: it runs a sweep, or prints what the flags ask for."""
     words_before = sys.argv
@@ -355,16 +355,16 @@ def hand_over(
 
 @contextmanager
 def _handed(
-    words: Sequence[str], task: Callable[[DictConfig], None]
-) -> Iterator[Callable[[DictConfig], None]]:
+    words: Sequence[str], task: Callable[[DictConfig], object]
+) -> Iterator[Callable[[DictConfig], object]]:
     """The task as Hydra is to call it. An error before that is one of these words; after it, the task's own."""
     begun: list[DictConfig] = []
 
     @wraps(task)  # Hydra names jobs by its module
-    def noted(config: DictConfig) -> None:
+    def noted(config: DictConfig) -> object:
         begun.append(config)
         with _in_place():  # Hydra takes the folder of a sweep's next job from the working directory
-            task(config)
+            return task(config)
 
     try:
         yield noted

@@ -19,7 +19,6 @@ from yaml import YAMLError
 from rlsync import ConfigError
 from rlsync.runs.config.shipped import ENV, RECIPE
 from rlsync.runs.recipes import registry
-from rlsync.runs.recipes.run_files import ENDED, EVALUATIONS, STATISTICS
 from rlsync.seams import causes, first_line, user_input
 
 SEE_ALL = "rlsync train --cfg job prints all keys"
@@ -158,14 +157,6 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
         else:
             cure = f"give it a value; {SEE_ALL}"
         yield ConfigError(f"{key} cannot be left out", where, cure)
-
-
-def of_sweeper(sweeper: str) -> ConfigError:
-    """What is wrong with a sweeper that is not Hydra's own."""
-    problem = f"the sweeper {sweeper!r} may choose jobs by what others have returned, and a run returns nothing"
-    cure = "leave it out: key=a,b tries each value; or let a program of yours start a process for each run, and "
-    cure += f"read what the run leaves in its folder ({EVALUATIONS}, {STATISTICS}, {ENDED})"
-    return ConfigError(problem, f"hydra/sweeper={sweeper}", cure)
 
 
 def _of_yaml(error: YAMLError) -> ConfigError:

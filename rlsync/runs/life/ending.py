@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -20,7 +20,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import NotFinite, RlsyncError, SyncWeights
 from rlsync.runs.evaluation.evaluator import evaluations_ended
-from rlsync.runs.life.output import EXIT_FAILED, drop_unread, exit_status
+from rlsync.runs.life.output import EXIT_FAILED, EXIT_INTERRUPTED, drop_unread, exit_status
 from rlsync.runs.life.state import Ended, at, begin
 from rlsync.runs.recipes.run_files import CHECKPOINT
 from rlsync.runs.recipes.trainer import INTERRUPTED
@@ -32,8 +32,9 @@ LIFE_OVER = "life_frames collected"  #: how a life ends that another one follows
 class Ending:
     """Leaves in the run's folder how the run ended; see :class:`Ended`. Made by :meth:`of`."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, began_s: float) -> None:
         self._run_dir = run_dir
+        self._began_s = began_s
         self._how = "failed"
         self._status = EXIT_FAILED
         self._trainer: Trainer | None = None
@@ -41,10 +42,13 @@ class Ending:
 
     @classmethod
     @contextmanager
-    def of(cls, run_dir: Path) -> Iterator[Ending]:
-        """Inside, a run goes on in this folder; whatever ends it is written there."""
+    def of(cls, run_dir: Path, began_s: float | None = None) -> Iterator[Ending]:
+        """Inside, a run goes on in this folder; whatever ends it is written there.
+
+        ``began_s``: when its first life in this process began, on the monotonic clock; None: now.
+        """
         begin(run_dir)
-        ending = cls(run_dir)
+        ending = cls(run_dir, time.monotonic() if began_s is None else began_s)
         try:
             yield ending
         except BaseException as error:
@@ -96,11 +100,15 @@ class Ending:
             how = "failed"
             status = exit_status(error)
             problem = str(error)
+        elif isinstance(error, KeyboardInterrupt):
+            how = INTERRUPTED
+            status = EXIT_INTERRUPTED
         elif error is not None:
             how = "failed"
             status = EXIT_FAILED
             problem = f"{type(error).__name__}: {error}"
-        ended = Ended(how, at(time.time()), status, error=problem)
+        seconds = time.monotonic() - self._began_s
+        ended = Ended(how, at(time.time()), status, error=problem, seconds=seconds)
         if self._trainer is not None:
             ended = replace(
                 ended,
@@ -144,18 +152,36 @@ class Interrupts:
         self._within_s: float | None = None  # how long the attached stop may take
         self._stop: Callable[[str], object] = str  # which does nothing
         self._came = False  # one of this process's own
+        self._is_called = False  # whether a program called this run, and lives on after it
+        self.abandoned = False  #: whether a second Ctrl-C came to such a program
+        self._raised = False
+        self._others: set[int | None] = (
+            set()
+        )  # the processes that such a program had started before
         self._hosts: set[signal.Signals] = set()  # that the host program handles itself
         self._for_host: dict[signal.Signals, None] = {}  # those of them that came, in order
 
     @classmethod
     @contextmanager
-    def caught(cls, parent: Connection | None = None) -> Iterator[Interrupts]:
+    def caught(
+        cls, parent: Connection | None = None, *, is_called: bool = False
+    ) -> Iterator[Interrupts]:
         """Inside, the signals are caught; afterwards they do what they did before.
 
         If a ``parent`` says anything through its pipe, or dies, that is a first SIGTERM, too. Signals of this
         process's own are counted apart: a terminal and job schedulers send them to parent and child.
+
+        ``is_called``: a program called this run, such as a notebook, which must live on. A second Ctrl-C ends
+        the processes of the run alone, and raises KeyboardInterrupt. In a thread no signal is caught: Python
+        delivers them to the main thread, whose program decides what they mean.
         """
         it = cls()
+        it._is_called = is_called
+        if threading.current_thread() is not threading.main_thread():
+            it._listen_to(parent)
+            yield it
+            return
+        it._others = {child.pid for child in multiprocessing.active_children()}
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         fd_before = signal.set_wakeup_fd(write_fd)
@@ -167,16 +193,15 @@ class Interrupts:
             if handler is None:  # set outside of Python, which cannot give it back
                 continue
             before[number] = handler
-            if _is_the_hosts(handler):
+            if is_the_hosts(handler):
                 it._hosts.add(number)
         for number in before:
-            signal.signal(number, lambda number, frame: None)
+            signal.signal(number, it._handle)
         thread = threading.Thread(
             target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True
         )
         thread.start()
-        if parent is not None:
-            threading.Thread(target=it._await_end, args=(parent,), daemon=True).start()
+        it._listen_to(parent)
         try:
             yield it
         finally:
@@ -204,6 +229,12 @@ class Interrupts:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _handle(self, number: int, frame: object) -> None:
+        """Python calls this in the main thread; :meth:`_watch` hears of the signal by itself."""
+        if self.abandoned and number == signal.SIGINT and not self._raised:
+            self._raised = True
+            raise KeyboardInterrupt
 
     def how(self) -> str:
         if self.signal == signal.SIGINT:
@@ -245,6 +276,9 @@ class Interrupts:
         kills = number != signal.SIGHUP and number not in self._hosts
         if self.signal is not None and (first or not kills):  # the parent came before the first
             return
+        if self.signal is not None and self._is_called and number == signal.SIGINT:
+            self._abandon()
+            return
         if self.signal is not None:
             kill_everything(128 + number)
         self.signal = number
@@ -259,9 +293,25 @@ class Interrupts:
         if self._within_s is not None:
             limit = f", or in {self._within_s:g} s"
         drop_unread()  # the terminal may be closed
-        line = f"stopping after this iteration{limit}; {name} again kills, without a checkpoint"
+        again = "kills"
+        if self._is_called and first_killing == signal.SIGINT:
+            again = "ends it at once"
+        line = f"stopping after this iteration{limit}; {name} again {again}, without a checkpoint"
         os.write(2, f"\n{line}\n".encode())
         self._stop(INTERRUPTED)
+
+    def _abandon(self) -> None:
+        """End the processes of the run at once, and then the run, by KeyboardInterrupt in the main thread."""
+        if self.abandoned:
+            return
+        self.abandoned = True
+        os.write(2, b"\nending the run without a checkpoint\n")
+        end_children(besides=self._others)
+        signal.pthread_kill(_main_thread_ident(), signal.SIGINT)
+
+    def _listen_to(self, parent: Connection | None) -> None:
+        if parent is not None:
+            threading.Thread(target=self._await_end, args=(parent,), daemon=True).start()
 
     def _await_end(self, parent: Connection) -> None:
         with suppress(OSError):
@@ -271,18 +321,29 @@ class Interrupts:
         self._stop(INTERRUPTED)
 
 
-def _is_the_hosts(handler: object) -> bool:
+def is_the_hosts(handler: object) -> bool:
     """Whether a program has set this handler; Python sets one of its own, for Ctrl-C."""
     return callable(handler) and handler is not signal.default_int_handler
+
+
+def _main_thread_ident() -> int:
+    ident = threading.main_thread().ident
+    assert ident is not None, "it runs"
+    return ident
 
 
 def kill_everything(status: int) -> None:
     """Kill all processes that this process started, and end it with this exit status."""
     try:
-        children = multiprocessing.active_children()
-        for child in children:
-            families.end_group(child)
-        for child in children:
-            child.join(timeout=1.0)
+        end_children()
     finally:  # another thread may close what is joined here
         os._exit(status)
+
+
+def end_children(besides: Collection[int | None] = ()) -> None:
+    """Kill all processes that this process started, with their own, but those with these numbers."""
+    children = [child for child in multiprocessing.active_children() if child.pid not in besides]
+    for child in children:
+        families.end_group(child)
+    for child in children:
+        child.join(timeout=1.0)

@@ -20,14 +20,12 @@ from rlsync.runs.life.output import EXIT_FAILED
 from rlsync.seams import families, shared_file
 
 
-def require_host(job: Job) -> None:
-    """ConfigError where this run could not end in good order, or not start its workers."""
-    if threading.current_thread() is not threading.main_thread():
+def require_host(job: Job, *, in_threads: bool = True) -> None:
+    """ConfigError where this run could not start its workers, or not be ended by a signal although it must."""
+    if not in_threads and threading.current_thread() is not threading.main_thread():
         cure = "call it in the main thread, or in a process of its own: "
         cure += "subprocess.run([sys.executable, '-m', 'rlsync', 'train', ...])"
-        problem = (
-            "in a thread Python delivers no signals, so nothing could stop a run with a checkpoint"
-        )
+        problem = "in a thread Python delivers no signals, so nothing could stop these runs"
         raise ConfigError(problem, f"thread {threading.current_thread().name!r}", cure)
     evaluates = job.config.recipe.evaluations().every_frames > 0
     if job.agents or evaluates or not job.config.in_process:

@@ -73,6 +73,8 @@ class Job:
     is_done: str = ""
     # whether it is run by a launcher of Hydra's that may start processes for jobs
     apart: bool = False
+    # whether a sweeper chooses values as it goes, so that this is an example of its jobs
+    chosen_later: bool = False
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
@@ -292,6 +294,7 @@ def _examined_job(
         added=composed.added,
         composed=None if sweeps else composed.composed,
         agents=agents,
+        chosen_later=sweeps and bool(own_hydra.foreign_sweeper(composed.composed.hydra)),
         apart=line.sweeps and composed.choices.get(own_hydra.LAUNCHER) not in own_hydra.BASIC,
     )
     return job, errors
@@ -352,7 +355,7 @@ def _refuse(errors: Sequence[RlsyncError]) -> None:
 def words_of_sweep(line: CommandLine, jobs: list[Job]) -> list[str]:
     """The overrides of which Hydra makes the jobs of a sweep: the user's, and what all jobs add."""
     words = [*line.overrides]
-    if not jobs:
+    if not jobs or jobs[0].chosen_later:  # nobody knows yet what fits the jobs
         return words
     for word in jobs[0].added:
         # Hydra's own sweeper cannot leave out a group

@@ -21,7 +21,10 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-EXIT_UNREAD = 141  # what shells say of a program that SIGPIPE ended
+EXIT_INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+
+
+EXIT_UNREAD = 141  # and of one that SIGPIPE ended
 
 
 def exit_status(error: RlsyncError) -> int:

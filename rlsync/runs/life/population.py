@@ -122,18 +122,18 @@ def _agent(
     return job, [*errors, *wrong]
 
 
-def train_population(job: Job, parent: Connection | None = None) -> int:
+def train_population(job: Job, parent: Connection | None = None, *, is_called: bool = False) -> int:
     """Train a population's agents; returns 0, or 128 and the number of the signal that ended it.
 
-    WorkerLost, when all others have ended, if an agent was killed or failed. ``parent``: see
-    :class:`Interrupts`.
+    WorkerLost, when all others have ended, if an agent was killed or failed. ``parent`` and ``is_called``: see
+    :meth:`Interrupts.caught`.
     """
     run_dir = begun(job)
     file, replay = shared_replay([*job.agents.values()], job.spaces)
     with closing(file):
         with (
             output_read(run_dir),
-            Interrupts.caught(parent) as interrupts,
+            Interrupts.caught(parent, is_called=is_called) as interrupts,
             Ending.of(run_dir) as ending,
         ):
             agents: dict[int, BaseProcess] = {}

@@ -70,6 +70,8 @@ class Ended:
     checkpoint: str | None = None
     run_id: str = ""  # as in the run's receipts; empty if training had not begun
     evaluations_ended: str | None = None  # why there were none any more before the end
+    # that the run took in the process that ended it; None: an earlier rlsync wrote this
+    seconds: float | None = None
 
     def __str__(self) -> str:
         if self.frames is None:

@@ -7,9 +7,10 @@ import gc
 import json
 import logging
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,7 +37,7 @@ from rlsync.runs.recipes.hooks.measuring import InSummary, StatisticsHook
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.pure import PureStepper
 from rlsync.runs.recipes.rerun import keep_life
-from rlsync.runs.recipes.run_files import BOARD, RESOLVED
+from rlsync.runs.recipes.run_files import BOARD, RESOLVED, TARGET_REACHED
 from rlsync.seams import (
     BoardEndpoint,
     BoardHandle,
@@ -48,12 +49,29 @@ from rlsync.seams import (
     whole_file,
 )
 
+#: Called about once a second while a run goes on, in the thread that learns, with the run's folder.
+Watch = Callable[[Path], object]
 
-def train_job(job: Job, parent: Connection | None = None) -> int:
-    """Build, resume if asked, and train. Returns the exit status. ``parent``: see :class:`Interrupts`."""
+
+def train_job(
+    job: Job,
+    parent: Connection | None = None,
+    *,
+    is_called: bool = False,
+    watch: Watch | None = None,
+) -> int:
+    """Build, resume if asked, and train. Returns the exit status.
+
+    Args:
+        job: what to train.
+        parent: see :meth:`Interrupts.caught`, as for ``is_called``.
+        is_called: by a program that lives on after the run.
+        watch: what it raises ends the run.
+    """
     run_dir = begun(job)
-    with Interrupts.caught(parent) as interrupts:
-        while (status := _live(job, run_dir, interrupts)) is None:
+    began_s = time.monotonic()
+    with Interrupts.caught(parent, is_called=is_called) as interrupts:
+        while (status := _live(job, run_dir, interrupts, began_s, watch)) is None:
             gc.collect()  # what lives leave has files open, in cycles of references
             job = job.next_life(run_dir)
     return status
@@ -78,16 +96,20 @@ def begun(job: Job) -> Path:
     return run_dir
 
 
-def _live(job: Job, run_dir: Path, interrupts: Interrupts) -> int | None:
+def _live(
+    job: Job, run_dir: Path, interrupts: Interrupts, began_s: float, watch: Watch | None
+) -> int | None:
     """One life of a run: its exit status, or None if the run goes on with another one."""
     # Inside, for what ended.json says; outside, because it may not be possible to write that.
-    with output_read(run_dir), Ending.of(run_dir) as ending, output_read(run_dir):
+    with output_read(run_dir), Ending.of(run_dir, began_s) as ending, output_read(run_dir):
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):
             _prepare(trainer, job, run_dir)
             life = TrainingLife(trainer, interrupts, job.config.life_frames)
             ending.watch(trainer, life.sync)
+            if watch is not None:
+                life.shown_to(watch, run_dir)
             life.train(job, run_dir, ending)
         reason = life.reason()
         status = ending.reached(reason, interrupts.exit_status())
@@ -167,7 +189,7 @@ class TrainingLife:
         way = self._way_of_updates()
         leave_address(self.trainer, run_dir)
         line = LiveLine(self, Console())
-        with stop, line.shown(), ending.saving(unless=stop.covers):
+        with stop, line.shown(), ending.saving(unless=self._saves_nothing(stop)):
             self.trainer.train()
 
         if stop.lost is not None and stop.saved is not None:
@@ -179,6 +201,23 @@ class TrainingLife:
         for part in trainers.registered_modules(self.trainer):
             if isinstance(part, InSummary):
                 print(part.summary_line(), flush=True)
+
+    def shown_to(self, watch: Watch, run_dir: Path) -> None:
+        """Let somebody else look at the run, about once a second."""
+        next_s = 0.0
+
+        def look(batch: TensorDictBase | None = None) -> None:
+            nonlocal next_s
+            now_s = time.monotonic()
+            if now_s >= next_s or self.all_collected:
+                next_s = now_s + 1.0
+                watch(run_dir)
+
+        self.trainer.register_op("post_steps_log", look)
+
+    def _saves_nothing(self, stop: Stop) -> Callable[[BaseException], bool]:
+        """Which errors are followed by no checkpoint: the stop has written one, or nobody wants to wait for it."""
+        return lambda error: self._interrupts.abandoned or stop.covers(error)
 
     def _way_of_updates(self) -> str:
         stepper = self.trainer.optimization_stepper
@@ -205,7 +244,7 @@ class TrainingLife:
         if self._interrupts.signal is not None:
             return self._interrupts.how()
         if self._returns.reached:
-            return "target return reached"
+            return TARGET_REACHED
         if self._is_over:
             return LIFE_OVER
         return "total_frames collected"
@@ -239,9 +278,13 @@ class LiveLine:
     def __init__(self, life: TrainingLife, console: Console) -> None:
         self._life = life
         self._live: Live | None = None
+        self._cell: Callable[[str], object] | None = None
         self._every_s = PLAIN_EVERY_S
         if console.is_terminal:
             self._live = Live(console=console, auto_refresh=False)
+            self._every_s = EVERY_S
+        elif console.is_jupyter and threading.current_thread() is threading.main_thread():
+            self._cell = _line_below_the_cell()
             self._every_s = EVERY_S
         self._next_s = time.monotonic()
         life.trainer.register_op("post_steps_log", self._batch_done)
@@ -252,15 +295,26 @@ class LiveLine:
 
     def _batch_done(self, batch: TensorDictBase | None = None) -> None:
         now_s = time.monotonic()
-        is_last = self._live is not None and self._life.all_collected
+        is_last = self._every_s == EVERY_S and self._life.all_collected
         if now_s < self._next_s and not is_last:
             return
         self._next_s = now_s + self._every_s
         text = self._life.progress()
-        if self._live is None:
+        if self._cell is not None:
+            self._cell(text)
+        elif self._live is None:
             print(text, flush=True)
         else:
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def _line_below_the_cell() -> Callable[[str], object]:
+    """In a notebook: what shows a line below the cell that runs, in place of the line before."""
+    # It is there: rich has asked it whether this is a notebook.
+    from IPython.display import display
+
+    line = display({"text/plain": ""}, raw=True, display_id=True)
+    return lambda text: line.update({"text/plain": text}, raw=True)
 
 
 def told_of_resume(trainer: Trainer, job: Job) -> str:

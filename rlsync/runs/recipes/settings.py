@@ -415,6 +415,14 @@ class PPOConfig(RecipeConfig):
         return True
 
 
+#: The numbers by which a sweeper may compare runs: see ``Config.objective``.
+AUTO = "auto"
+BEST = "best"
+RETURN = "return"
+FRAMES_TO_TARGET = "-frames_to_target"
+SECONDS_TO_TARGET = "-seconds_to_target"
+
+
 @dataclass
 class Config:
     """One run. Built in Python without a ``run_dir`` it writes nothing.
@@ -452,6 +460,10 @@ class Config:
     #: rollout is lost. Longer than a batch takes to be collected, or a first update compiled. null: wait
     #: for them until collector.silent_timeout_s.
     stop_within_s: float | None = bounds.above_zero(60.0)
+    #: What a run returns to a sweeper that chooses values by it: best (mean return of the best evaluation), return
+    #: (of the newest training episodes), -frames_to_target or -seconds_to_target (until recipe.target_return).
+    #: auto: best, else return. The larger, the better: let the sweeper maximise. A run without it has failed.
+    objective: str = bounds.one_of(AUTO, BEST, RETURN, FRAMES_TO_TARGET, SECONDS_TO_TARGET)
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

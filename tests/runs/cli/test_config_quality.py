@@ -273,13 +273,13 @@ def test_hydra_sweeps_like_the_check_before_it(
 ) -> None:
     trained: list[tuple[Any, ...]] = []
 
-    def train(job: Job, parent: None) -> int:
+    def train(job: Job, parent: None, **_: object) -> int:
         config, source = job.config, job.config.sync.map[0].source
         trained.append((config.recipe.name, source, config.seed, Path(str(config.run_dir)).name))
         return 0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlsync.runs.cli.train.train_job", train)
+    monkeypatch.setattr("rlsync.runs.life.launch.train_job", train)
     assert main(["train", "-m", "recipe=ppo,dqn", "sync.map.0.source=a.b,c.d", "seed=range(1,2)"]) == 0
     capsys.readouterr()
     assert trained == [

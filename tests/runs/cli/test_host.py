@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsync.runs import RunResult
 from rlsync.runs.cli.main import main
 from rlsync.runs.life.host import JobFailed, Lifeline, sweep_apart
 from rlsync.runs.life.state import ended
@@ -133,12 +135,13 @@ def in_thread(work: Callable[[], None]) -> None:
     thread.join(ENDS_WITHIN_S)
 
 
-def test_a_run_in_a_thread_is_refused_before_it_has_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [("-m", "seed=0,1"), ("restarts=1", "run_dir=it")])
+def test_what_only_a_signal_could_end_is_refused_in_a_thread_before_it_has_a_folder(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     statuses: list[int] = []
-    in_thread(lambda: statuses.append(main(["train"])))
+    in_thread(lambda: statuses.append(main(["train", *words])))
     what, where, cure = capfd.readouterr().err.splitlines()
     assert statuses == [2]
     assert "in a thread Python delivers no signals" in what
@@ -166,17 +169,62 @@ def test_a_run_in_a_daemonic_process_is_refused_before_it_has_a_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweeper_that_needs_results_is_refused_by_every_verb_and_before_a_job_runs(
+SMALL = ("logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1")
+FEW = ("collector.num_workers=0", "recipe.total_frames=512", "recipe.compile=off")
+
+#: Tries three learning rates and prints what came of each, as a sweeper does that goes by results.
+SWEEPER = """
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+
+class Trials(Sweeper):
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        fixed = [word for word in arguments if not word.startswith("recipe.lr")]
+        for number, rate in enumerate(("0.001", "-1", "0.002")):
+            (job,) = self.launcher.launch([[*fixed, f"recipe.lr={rate}"]], initial_job_idx=number)
+            try:
+                print("trial", float(job.return_value))
+            except Exception as error:
+                print("trial", type(error).__name__)
+
+
+target = {"_target_": f"{__name__}.Trials"}
+ConfigStore.instance().store(group="hydra/sweeper", name="trials", node=target, provider="test")
+"""
+
+
+@pytest.mark.seconds
+def test_a_sweeper_gets_the_objective_of_each_job_and_a_failed_one_is_a_failed_trial(tmp_path: Path) -> None:
+    (tmp_path / "hydra_plugins" / "trials").mkdir(parents=True)
+    (tmp_path / "hydra_plugins" / "trials" / "__init__.py").write_text(SWEEPER)
+    words = ("-m", "hydra/sweeper=trials", "recipe.lr=interval(0.001,0.01)", *SMALL, "hydra.sweep.dir=swept")
+    run = Run(tmp_path, "train", *words, *FEW, afresh=True)  # it looks for plugins when it starts
+    try:
+        assert run.exit_status(ENDS_WITHIN_S) == 0, run.output
+    finally:
+        run.kill()
+    trials = re.findall("^trial (.+)$", run.output, re.MULTILINE)
+    first, last = (RunResult.of(tmp_path / "swept" / number) for number in "02")
+    assert trials == [str(first.last_return), "JobFailed", str(last.last_return)]
+    assert "recipe.lr cannot be -1" in run.output
+
+
+def test_a_key_that_only_a_sweeper_sets_is_checked_before_a_job_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine" / "hydra" / "sweeper").mkdir(parents=True)
     (tmp_path / "mine" / "hydra" / "sweeper" / "best.yaml").write_text("_target_: somewhere.Best\n")
-    words = ("--config-dir", "mine", "-m", "hydra/sweeper=best", "recipe.lr=0.001")
-    for verb in ("check", "train"):
-        assert main([verb, *words]) == 2
-        shown = capsys.readouterr()
-        assert "the sweeper 'best' may choose jobs by what others have returned" in shown.out + shown.err
+    for word in ("recipe.lrr=choice(0.1,0.2)", "recipe.lrr=interval(0.1,0.2)"):
+        assert main(["train", "--config-dir", "mine", "-m", "hydra/sweeper=best", word]) == 2
+        assert capsys.readouterr().err.startswith("unknown key 'recipe.lrr'")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -197,8 +245,6 @@ class Same(CartPoleEnv):
 
 gymnasium.register("Same-v0", Same, max_episode_steps=50)
 """
-
-SMALL = ("logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1")
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,8 @@ ARGUMENTS = {
     "ls": {"group", "--keys", "--config-dir", "--json", "--spaces"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
 }
-#: What verbs that take overrides hand on to Hydra; and --trust.
-HYDRAS = {"--cfg", "--config-dir", "--hydra-help", "--trust"}
+#: What verbs that take overrides hand on to Hydra; and what rlsync adds there.
+HYDRAS = {"--cfg", "--config-dir", "--hydra-help", "--trust", "--json"}
 VERB = pytest.mark.parametrize("verb", VERBS)
 
 
@@ -56,6 +57,27 @@ def test_the_help_of_a_verb_has_examples_and_exit_codes(
     said = help_of(verb, capsys)
     assert re.search(r"^examples:\n  rlsync " + verb, said, re.M)
     assert re.search(r"^exit status: 0 ", said, re.M)
+
+
+def statuses_in_docs() -> dict[str, set[str]]:
+    """verb -> the exit statuses that it has, by the table of docs/command_line.md."""
+    text = (Path(__file__).parents[3] / "docs" / "command_line.md").read_text()
+    heads = re.findall(r"^\| verb (.+)\|$", text, re.M)
+    assert len(heads) == 1
+    columns = [head.strip() for head in heads[0].split("|")[1:]]
+    rows = {}
+    for verb, cells in re.findall(r"^\| `(\w+)` \|(.+)\|$", text, re.M):
+        filled = zip(columns, cells.split("|"), strict=True)
+        rows[verb] = {column for column, cell in filled if cell.strip()}
+    return rows
+
+
+def test_the_table_of_exit_statuses_has_what_each_verb_says(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {}
+    for verb in VERBS:
+        paragraph = re.findall(r"^exit status: (.+(?:\n.+)*)", help_of(verb, capsys), re.M)[0]
+        told[verb] = set(re.findall(r"\b([012]) \w", paragraph))
+    assert statuses_in_docs() == told
 
 
 @VERB
