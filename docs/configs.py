@@ -285,10 +285,13 @@ def files() -> list[Path]:
 
 def main() -> int:
     """Write the files that are not current, and name them."""
-    changed = [(file, text) for file in files() if (text := written(file)) != file.read_text()]
-    for file, text in changed:
-        sys.stdout.write(f"{name_of(file)}\n")
-        file.write_text(text)
+    from config_schema import texts  # which takes comments from here
+
+    wanted = {file: written(file) for file in files()} | texts()
+    for file, text in wanted.items():
+        if not file.is_file() or text != file.read_text():
+            sys.stdout.write(f"{file.name}\n")
+            file.write_text(text)
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def main(arguments: list[str]) -> int:
     if copy.exists() and not options.force:
         raise ConfigError(f"{copy} exists", "rlsync cp", "add --force to replace it, or --as NAME")
     copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(config.path, copy)
+    copy.write_text(shipped.text_for_editors(config))
     print(f"copied {config} to {copy}; use it with")
     command = ["rlsync", "train", "--config-dir", options.folder, f"{config.group}={name}"]
     for beside in companions(config):

@@ -6,6 +6,8 @@ import contextlib
 import sys
 from pathlib import Path
 
+from rlsync import ConfigError
+from rlsync.runs.cli.main import print_document
 from rlsync.runs.config import command_line, own_hydra, trust
 from rlsync.runs.life.host import JobFailed, Lifeline, require_host, sweep_apart
 from rlsync.runs.life.job import Job, jobs_of, words_of_sweep

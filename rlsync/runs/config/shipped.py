@@ -15,6 +15,14 @@ ENV = "env"
 TUNED = "tuned"
 CLUSTER = "cluster"
 
+#: The JSON schemas of config files, by group; RUN: of files that have the whole config, as those of these groups.
+SCHEMAS = Path(__file__).parent / "schemas"
+RUN = "run"
+_WHOLE = (RECIPE, TUNED)
+
+#: How the line begins by which editors find the schema of a YAML file.
+_FOR_EDITORS = "# yaml-language-server: $schema="
+
 
 def config_dir() -> Path:
     """The folder of the YAML files: in the installed package, else in the checkout."""
@@ -49,12 +57,25 @@ class Shipped:
         words: list[str] = []
         for line in self.path.read_text().splitlines():
             comment = line.removeprefix("#").strip()
-            if comment.startswith("@package"):
+            if comment.startswith("@package") or line.startswith(_FOR_EDITORS):
                 continue
             if not line.startswith("#") or not comment:
                 break
             words.append(comment)
         return " ".join(words).partition(". ")[0].rstrip(".:")
+
+
+def text_for_editors(config: Shipped) -> str:
+    """What a file says, with a line by which editors complete and check it; Hydra reads the first line."""
+    name = RUN if config.group in _WHOLE else config.group
+    schema = SCHEMAS / f"{name}.json"
+    first, _, rest = config.path.read_text().partition("\n")
+    if not schema.is_file():  # a group of an installed package
+        return f"{first}\n{rest}"
+    line = f"{_FOR_EDITORS}{schema.as_uri()}"
+    if first.startswith("# @package"):
+        return f"{first}\n{line}\n{rest}"
+    return f"{line}\n{first}\n{rest}"
 
 
 def groups(own: Path | None = None) -> dict[str, list[Shipped]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -18,12 +19,14 @@ import torch
 
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs import RunResult, train
+from rlsync.runs.cli.main import main
 from rlsync.runs.config import command_line
 from rlsync.runs.evaluation.play import Episode, Score
 from rlsync.runs.evaluation.process import Evaluated
 from rlsync.runs.life.launch import _override
 from rlsync.runs.life.result import NoObjective
 from rlsync.runs.life.state import ended
+from rlsync.runs.plain import json_of
 from rlsync.runs.recipes.run_files import TARGET_REACHED
 from tests.tools.programs import run_program
 from tests.tools.running import in_three_lines
@@ -59,6 +62,18 @@ def test_a_run_returns_how_it_ended_its_returns_and_its_policy(tmp_path: Path) -
     assert result.load_policy("best").version in [each.version for each in result.evaluations]
     assert torch.get_num_threads() == 2
     assert logging.getLogger().handlers == before
+
+
+@pytest.mark.seconds
+def test_the_command_prints_the_result_as_json_and_nothing_else_on_its_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "--json", *HERE, "recipe.total_frames=512", "run_dir=it"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == json.loads(json_of(RunResult.of("it").to_dict()))
+    assert printed.err.startswith("run ")
+    assert main(["train", "--json", "-m", "seed=1,2", *HERE]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_what_is_wrong_is_raised_in_three_lines_before_there_is_a_folder(tmp_path: Path) -> None:
