@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsync.runs.config.shipped import SCHEMAS
 from tests.tools.programs import ENDS_WITHIN_S
 
 REPO = Path(__file__).resolve().parents[2]
@@ -86,6 +87,13 @@ def test_the_wheel_carries_every_config_byte_for_byte(installed: Installed) -> N
     of_wheel = {name: path.read_bytes() for name, path in files.items() if name.endswith(".yaml")}
     assert "rlsync/configs/train.yaml" in of_wheel
     assert of_wheel == of_repo
+
+
+@pytest.mark.processes
+def test_the_wheel_carries_the_schemas_of_config_files(installed: Installed) -> None:
+    of_repo = {file.relative_to(REPO).as_posix() for file in SCHEMAS.iterdir()}
+    assert of_repo
+    assert of_repo <= set(installed.files())
 
 
 @pytest.mark.processes

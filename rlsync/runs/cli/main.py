@@ -58,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A process that ran it for ``--json`` prints nothing more on its standard output, also when it exits.
     """
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what can follow
+        from rlsync.runs.cli.completion import complete
+
+        complete()
     words = sys.argv[1:]
     if arguments is not None:
         words = list(arguments)
