@@ -12,6 +12,7 @@
 #   make docs          builds the documentation into docs/_build/html
 #   make claims        runs what proves each promise of docs/reliability.md, and writes its table
 #   make configs       writes default values and comments of configs/ from the dataclasses
+#   make notebooks  runs docs/notebooks, and keeps what they print in them
 #   make wheel         builds the wheel into dist/, to install rlsync elsewhere
 #   make hooks         lets git run the quick checks at every commit
 #   make compat        the tests that depend on TorchRL, with the lowest and the highest version that is supported;
@@ -46,7 +47,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || e
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all test-touched test-quick test-plug plug-tests same check format lint types floors docs claims configs wheel hooks \
+.PHONY: help train test test-all test-touched test-quick test-plug plug-tests same check format lint types floors docs claims configs notebooks wheel hooks \
 	clean compat compat-lowest compat-highest compat-tests compat-next next-tests
 
 help:
@@ -119,6 +120,9 @@ claims: $(VENV)/.stamp-dev
 # Default values and comments in configs/, from the dataclasses.
 configs: $(VENV)/.stamp-dev
 	$(BIN)/python docs/configs.py
+
+notebooks: $(VENV)/.stamp-dev
+	$(BIN)/python docs/notebooks.py
 
 wheel: | $(BIN)/python
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .

@@ -17,8 +17,10 @@ copyright = "rlsync contributors"
 release = installed_version("rlsync")
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-source_suffix = {".md": "markdown"}
+# It reads Markdown as myst_parser does.
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# `make notebooks` runs them, and keeps what they print.
+nb_execution_mode = "off"
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
@@ -44,6 +46,8 @@ def serve_markdown(app: Sphinx, error: Exception | None) -> None:
     if error is None:
         for page in [*sorted(app.env.found_docs), "llms.txt"]:
             source = Path(app.srcdir, page if page.endswith(".txt") else f"{page}.md")
+            if not source.is_file():  # a notebook
+                continue
             Path(app.outdir, source.relative_to(app.srcdir)).write_text(
                 with_keys(source.read_text())
             )

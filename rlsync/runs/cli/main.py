@@ -32,6 +32,7 @@ VERBS = {
     "export": "write a policy for other programs: rlsync export RUN policy.onnx",
     "timeline": "draw who made which rollout with which version: rlsync timeline RUN",
     "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
+    "report": "write one page of runs, to send or to keep: rlsync report RUN [RUN ...] -o FILE.html",
     "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
     "cp": "copy a shipped config out, to edit it: rlsync cp GROUP/NAME [FOLDER]",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -20,3 +21,12 @@ def panels_for(verb: str, out: Path) -> ModuleType:
         ) from error
     panels.check_file(out)
     return panels
+
+
+def labels(paths: list[Path]) -> dict[str, Path]:
+    """Short names for folders: their paths without the common beginning, such as ``a/0`` and ``b/0``."""
+    shared = os.path.commonpath([path.resolve().parent for path in paths])
+    names = {str(path.resolve().relative_to(shared)): path for path in paths}
+    if len(names) < len(paths):
+        raise ConfigError("a run is named twice", "the folders of runs", "name each folder once")
+    return names

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from rlsync import ConfigError
 from rlsync.runs.cli.main import parser_of
-from rlsync.runs.cli.pictures import panels_for
+from rlsync.runs.cli.pictures import labels, panels_for
 from rlsync.runs.life.run_folder import RunFolder
 from rlsync.runs.recipes.run_files import PLOT, agents_in
 
@@ -47,12 +45,3 @@ def main(arguments: list[str]) -> int:
         print(f"left out  {note}")
     print(f"drawn     {out}")
     return 0
-
-
-def labels(paths: list[Path]) -> dict[str, Path]:
-    """Short names for folders: their paths without the common beginning, such as ``a/0`` and ``b/0``."""
-    shared = os.path.commonpath([path.resolve().parent for path in paths])
-    names = {str(path.resolve().relative_to(shared)): path for path in paths}
-    if len(names) < len(paths):
-        raise ConfigError("a run is named twice", "rlsync plot", "name each folder once")
-    return names

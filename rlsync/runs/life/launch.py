@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import signal
@@ -344,3 +345,4 @@ def _other_settings_of_the_process() -> Iterator[None]:
             root.removeHandler(handler)  # Hydra's, which writes into the run's folder
             handler.close()
         root.handlers[:] = handlers
+        gc.collect()  # what a run leaves has files open, in cycles of references

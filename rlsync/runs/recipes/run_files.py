@@ -49,6 +49,7 @@ ROOM = ".ended.json"
 #: a random number, by which rlsync knows the folder of a run that this user started
 STARTED = "started"
 PLOT = "plot.png"  #: the picture that ``rlsync plot`` draws
+REPORT = "report.html"  #: the page that ``rlsync report`` writes
 TIMELINE = "timeline.png"  #: the one that ``rlsync timeline`` draws
 
 

@@ -26,6 +26,7 @@ ARGUMENTS = {
     "export": {"run", "file", "--which", "--json", "--trust"},
     "timeline": {"run", "--from", "--to", "--out", "--trace"},
     "plot": {"run", "--out"},
+    "report": {"run", "--out", "--watch"},
     "ls": {"group", "--keys", "--config-dir", "--json", "--spaces"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
 }
