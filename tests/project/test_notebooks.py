@@ -175,11 +175,15 @@ thread.start()
 
 
 @pytest.mark.thorough
-def test_a_restart_of_the_kernel_ends_a_run(notebook: Notebook) -> None:
-    notebook.client.execute(ENDLESS.format(folder="restarted"))
-    assert wait_until(lambda: len(notebook.children()) > 1, WITHIN_S)
-    started = psutil.Process(notebook.manager.provisioner.pid).children(recursive=True)
-    notebook.manager.restart_kernel(now=True)
-    notebook.client.wait_for_ready(timeout=WITHIN_S)
-    _, alive = psutil.wait_procs(started, WITHIN_S)
-    assert not alive
+def test_a_restart_of_the_kernel_ends_a_run(kernels: Path) -> None:
+    notebook = Notebook(kernels)
+    try:
+        notebook.client.execute(ENDLESS.format(folder="restarted"))
+        assert wait_until(lambda: len(notebook.children()) > 1, WITHIN_S)
+        started = psutil.Process(notebook.manager.provisioner.pid).children(recursive=True)
+        notebook.manager.restart_kernel(now=True)
+        notebook.client.wait_for_ready(timeout=WITHIN_S)
+        _, alive = psutil.wait_procs(started, WITHIN_S)
+        assert not alive
+    finally:
+        notebook.close()

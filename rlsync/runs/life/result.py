@@ -100,17 +100,17 @@ class RunResult:
         """The same as plain data, as ``rlsync train --json`` prints it."""
         return asdict(self) | {"folder": str(self.folder)}
 
-    def load_policy(self, which: Which = "last", **options: Any) -> Policy:
-        """The policy that the run trained, as :func:`rlsync.load_policy` returns it; it takes the same options.
+    def load_policy(self, which: Which = "last", *, greedy: bool = True) -> Policy:
+        """The policy that the run trained, on the CPU, as :func:`rlsync.load_policy` returns it.
 
         Args:
             which: "last", "best" or the number of a version.
-            **options: ``greedy``, ``device``, ``trust``.
+            greedy: take the likeliest action in place of drawing one.
 
         Raises:
             ConfigError: the run has no such version, or it cannot be loaded.
         """
-        return load_policy(self.folder, which, **options)
+        return load_policy(self.folder, which, greedy=greedy)
 
     def objective(self, kind: str = AUTO) -> float:
         """One finite number that says how good the run is; the larger, the better.
