@@ -144,7 +144,7 @@ AT_MOST = {
     "tuple assignments, for 1,000 lines": 0.5,
     "conditional expressions, for 1,000 lines": 4.0,
     "comprehensions, for 1,000 lines": 24.0,
-    "functions with **kwargs": 24,  # most override or wrap what TorchRL calls so; keys of rlsync.runs.train are keywords
+    "functions with **kwargs": 24,  # most override or wrap what TorchRL calls so; train takes keys
     "functions with more than 15 locals": 12,
     "functions with a vague local": 0,
 }
