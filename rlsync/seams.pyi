@@ -34,7 +34,11 @@ from rlsync.transport.board.format import (
 )
 from rlsync.transport.board.reader import BoardHandle as BoardHandle, BoardReader as BoardReader
 from rlsync.transport.board.writer import BoardWriter as BoardWriter
-from rlsync.transport.contract import ReaderStatus as ReaderStatus, Transport as Transport
+from rlsync.transport.contract import (
+    ReaderStatus as ReaderStatus,
+    TellsAtOnce as TellsAtOnce,
+    Transport as Transport,
+)
 from rlsync.transport.ray.learner import RayTransport as RayTransport
 from rlsync.transport.ray.receiver import NodeReceiver as NodeReceiver
 from rlsync.transport.rules import pauses as pauses

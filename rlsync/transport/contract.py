@@ -29,10 +29,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
@@ -76,27 +74,18 @@ class ReaderStatus:
         )
 
 
-class Adoptions(NamedTuple):
-    """What readers adopted last, in one array each: the entries of one reader stand at one index."""
-
-    readers: NDArray[np.int64]  #: their numbers
-    versions: NDArray[np.int64]  #: 0 before a reader's first adoption
-    ages_s: NDArray[np.float64]  #: seconds since each began a rollout
-
-    @classmethod
-    def of(cls, readers: Sequence[ReaderStatus]) -> Adoptions:
-        """Those of readers whose status is known."""
-        numbers = np.array([reader.reader for reader in readers], np.int64)
-        versions = np.array([reader.adopted_version for reader in readers], np.int64)
-        return cls(numbers, versions, np.array([reader.heartbeat_age_s for reader in readers]))
-
-
 @runtime_checkable
 class TellsAtOnce(Protocol):
     """A transport that can tell what its readers act with without asking the system about each."""
 
-    def adoptions(self, below: int) -> Adoptions:
-        """What readers with numbers below this one adopted last, also those that have died since."""
+    def adopted(self, below: int) -> list[int]:
+        """The version that each reader with a number below this one adopted last, also one that has died since.
+
+        0 where there is none, or it has left by itself.
+        """
+
+    def age_s(self, reader: int) -> float:
+        """Seconds since a reader began a rollout."""
 
     def lives(self, reader: int) -> bool:
         """Whether a reader is attached and did not die."""

@@ -383,9 +383,8 @@ class BoardMachine(RuleBasedStateMachine):
             assert status.adopted_version == reader.line
             assert status.lag_versions == self.newest - reader.line
             assert board.lives(number) == status.alive
-        readers, versions, _ = board.adoptions(READERS + 1)
         lines = {number: reader.line for number, reader in self.readers.items()}
-        assert dict(zip(readers.tolist(), versions.tolist(), strict=True)) == lines
+        assert board.adopted(READERS + 1) == [lines.get(number, 0) for number in range(READERS + 1)]
         newest = self.published.get(self.newest)
         if newest is None or newest.epoch != self.epoch:
             with pytest.raises(BoardClosed):

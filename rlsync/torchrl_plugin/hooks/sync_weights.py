@@ -26,7 +26,7 @@ from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.hooks import misuse
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.publish_hook import MapSending, PublishHook
-from rlsync.transport.contract import Adoptions, ReaderStatus, TellsAtOnce
+from rlsync.transport.contract import ReaderStatus, TellsAtOnce
 
 
 class SyncWeights(PublishHook):
@@ -213,18 +213,13 @@ class SyncWeights(PublishHook):
         transport = self.sending.publisher.transport
         if not isinstance(transport, TellsAtOnce):
             return min(self.acting_versions(), default=None)
-        readers, versions, _ = self.adoptions()
-        for index in versions.argsort():
-            if transport.lives(int(readers[index])):
-                return int(versions[index])
+        versions = transport.adopted(self.bound.endpoint.num_workers)
+        while oldest := min(filter(None, versions), default=None):
+            worker = versions.index(oldest)
+            if transport.lives(worker):
+                return oldest
+            versions[worker] = 0  # the others may be newer
         return None
-
-    def adoptions(self) -> Adoptions:
-        """What each worker adopted last, also those that have died since; nothing where it cannot be told."""
-        transport = self.sending.publisher.transport
-        if isinstance(transport, TellsAtOnce):
-            return transport.adoptions(self.bound.endpoint.num_workers)
-        return Adoptions.of(self.acting_workers())
 
     def acting_versions(self) -> list[int]:
         """The version that each living worker acts with, where the transport can tell."""

@@ -18,12 +18,11 @@ from __future__ import annotations
 import time
 from enum import IntEnum
 
-import numpy as np
 import psutil
 
 from rlsync.core.errors import BoardClosed
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.transport.contract import Adoptions, Note, ReaderStatus
+from rlsync.transport.contract import Note, ReaderStatus
 from rlsync.transport.shared_file import PAGE_BYTES, SharedFile, whole_pages
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
@@ -135,17 +134,18 @@ class BoardWatch:
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""
-        readers = self.adoptions(MAX_READERS).readers.tolist()
-        there = map(self.status_of, readers)
+        pids = self._words[reader_line(0) : reader_line(MAX_READERS) : LINE_WORDS].tolist()
+        there = (self.status_of(reader) for reader, pid in enumerate(pids) if pid)
         return [status for status in there if status is not None]
 
-    def adoptions(self, below: int) -> Adoptions:
-        words = self._words[reader_line(0) : reader_line(min(below, MAX_READERS))]
-        lines = np.frombuffer(words, np.int64).reshape(-1, LINE_WORDS)
-        readers = lines[:, READER_PID].nonzero()[0]
-        versions = lines[readers, READER_ADOPTED]
-        silent_ns = time.monotonic_ns() - lines[readers, READER_HEARTBEAT_NS]
-        return Adoptions(readers, versions, np.maximum(silent_ns, 0) / 1e9)
+    def adopted(self, below: int) -> list[int]:
+        count = min(below, MAX_READERS)
+        first = reader_line(0) + READER_ADOPTED
+        return self._words[first : first + count * LINE_WORDS : LINE_WORDS].tolist()
+
+    def age_s(self, reader: int) -> float:
+        beat_ns = self._words[reader_line(reader) + READER_HEARTBEAT_NS]
+        return max(0, time.monotonic_ns() - beat_ns) / 1e9
 
     def lives(self, reader: int) -> bool:
         if self._file.fd < 0:
@@ -161,10 +161,9 @@ class BoardWatch:
         if not pid:
             return None
         adopted = self._words[line + READER_ADOPTED]
-        silent_ns = time.monotonic_ns() - self._words[line + READER_HEARTBEAT_NS]
+        age_s = self.age_s(reader)
         state = self._state(reader, pid)
         lag = max(0, self.newest - adopted)
-        age_s = max(0, silent_ns) / 1e9
         return ReaderStatus(reader, pid, state != "dead", state, adopted, lag, age_s)
 
     def _state(self, reader: int, pid: int) -> str:

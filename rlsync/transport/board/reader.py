@@ -153,6 +153,7 @@ class BoardReader(Subscriber):
         """Give the line and the lease back."""
         if self._file.fd >= 0:
             self._words[self._line + fmt.READER_PID] = 0
+            self._words[self._line + fmt.READER_ADOPTED] = 0
             self._file.close()
 
     def _lease_slot(self, version: int, slot: int) -> bool:

@@ -10,12 +10,11 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -27,7 +26,7 @@ from rlsync.runs.actors.rollout_collector import RolloutCollector
 from rlsync.runs.evaluation.evaluator import evaluations_ended
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.run_files import RunStatistics
-from rlsync.seams import STAMP, ages, around_arrivals, misuse, trainers
+from rlsync.seams import STAMP, TellsAtOnce, ages, around_arrivals, misuse, trainers
 
 
 class InSummary(ABC):
@@ -177,8 +176,7 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
         self._to_frames_ms: deque[float] = deque(maxlen=_NEWEST)
         self._adoption_ms: deque[float] = deque(maxlen=_NEWEST)
         self._published_s: dict[int, float] = {}  # of the newest versions
-        # by each worker, when the last batch arrived
-        self._adopted = np.zeros(0, np.int64)
+        self._adopted: list[int] = []  # by each worker, when the last batch arrived
         # no frames have been made with these yet
         self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)
         self._trainer: Trainer | None = None
@@ -290,7 +288,6 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
     def _begin(self) -> None:
         self._started_s = self._idle_since_s = time.monotonic()
         self._first = self.sync.counters()
-        self._adopted = np.zeros(self.sync.bound.endpoint.num_workers, np.int64)
 
     def _arrived(self, collector: BaseCollector, batch: TensorDictBase) -> TensorDictBase:
         self._count_makers(collector, batch)
@@ -321,14 +318,20 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
 
     def _look_at_adoptions(self) -> None:
         """Note how long after its publish each worker began a rollout with a version that is new to it."""
+        transport = self.sync.bound.endpoint.publisher.transport
+        if not isinstance(transport, TellsAtOnce):
+            return
+        before = self._adopted
+        self._adopted = transport.adopted(self.sync.bound.endpoint.num_workers)
+        if self._adopted == before:
+            return
         now_s = time.time()
-        readers, versions, ages_s = self.sync.adoptions()
-        before = self._adopted[readers]
-        self._adopted[readers] = versions
-        for index in (versions != before).nonzero()[0]:
-            published_s = self._published_s.get(int(versions[index]))
+        for worker, (version, old) in enumerate(zip_longest(self._adopted, before)):
+            published_s = None
+            if version != old:
+                published_s = self._published_s.get(version)
             if published_s is not None:
-                began_s = now_s - float(ages_s[index])
+                began_s = now_s - transport.age_s(worker)
                 self._adoption_ms.append(max(0.0, began_s - published_s) * 1e3)
 
     def _done(self, batch: TensorDictBase | None = None) -> dict[str, float]:
