@@ -206,9 +206,12 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
 
 
 def _first_of(override: Override) -> str:
-    """An override with the least value of its interval, which is as good as any to check its key by."""
+    """An override with a value within its interval to check its key by; its ends may be out of bounds."""
     interval: Any = override.value()
-    return f"{override.get_key_element()}={interval.start}"
+    middle = (interval.start + interval.end) / 2
+    if isinstance(interval.start, int) and isinstance(interval.end, int):
+        middle = (interval.start + interval.end) // 2
+    return f"{override.get_key_element()}={middle}"
 
 
 def values_of(override: Override) -> list[str]:
