@@ -58,9 +58,16 @@ def test_workers_that_are_killed_change_nothing(
     monkeypatch.setattr(
         "rlsync.runs.recipes.place.CollectSettings", partial(CollectSettings, restarts=QUICKLY)
     )
+    undisturbed = life_of(in_lives(name, tmp_path / "one", lag=lag))
+    assert same(undisturbed, killed_often(in_lives(name, tmp_path / "other", lag=lag)))
+
+
+def killed_often(config: Config) -> Life:
+    """A run of two workers, of which one is killed after each batch."""
     deaths = 0
 
-    def kill_often(trainer: Trainer) -> None:
+    def watch(trainer: Trainer) -> None:
+        trainer_of.append(trainer)
         trainer.register_op("pre_steps_log", kill)
 
     def kill(batch: TensorDictBase) -> None:
@@ -72,14 +79,10 @@ def test_workers_that_are_killed_change_nothing(
             deaths += 1
 
     trainer_of: list[Trainer] = []
-    undisturbed = life_of(in_lives(name, tmp_path / "one", lag=lag))
-    killed = life_of(
-        in_lives(name, tmp_path / "other", lag=lag),
-        lambda trainer: (trainer_of.append(trainer), kill_often(trainer)),
-    )
+    life = life_of(config, watch)
     assert deaths > 1
     assert trainer_of[0].collector.restarted >= deaths - 1
-    assert same(undisturbed, killed)
+    return life
 
 
 def gone_on(config: Config) -> Life:
@@ -108,7 +111,12 @@ def test_a_learner_that_dies_and_goes_on_from_its_checkpoint_changes_nothing(
     lag = 0 if workers == 0 else 1
     life_of(in_lives(name, tmp_path / "one", lag=lag, workers=workers))
     config = in_lives(name, tmp_path / "other", lag=lag, workers=workers)
+    killed_in_its_second_life(config)
+    gone_on(config)
+    require_same(tmp_path / "one", tmp_path / "other")
 
+
+def killed_in_its_second_life(config: Config) -> None:
     def kill_in_the_second_life(trainer: Trainer) -> None:
         trainer.register_op("post_steps", die)
         trainer_of.append(trainer)
@@ -120,8 +128,10 @@ def test_a_learner_that_dies_and_goes_on_from_its_checkpoint_changes_nothing(
     trainer_of: list[Trainer] = []
     with pytest.raises(Killed):
         life_of(config, kill_in_the_second_life)
-    gone_on(config)
-    one, other = (lives_in(tmp_path / run / SCHEDULE) for run in ("one", "other"))
+
+
+def require_same(undisturbed: Path, resumed: Path) -> None:
+    one, other = (lives_in(run / SCHEDULE) for run in (undisturbed, resumed))
     assert len(one) == 1
     assert len(other) == 2
     found = runs_compared(one, other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -120,11 +120,37 @@ class RepeatedUnrolls(UnrollCollector):
         return self._planned.handle.board  # readers that are no workers have no plan
 
     def _trails(self) -> TrailHandle | None:
-        if self.in_process or isinstance(self._life, schedule.Life):
+        if isinstance(self._life, schedule.Life):
             return None
         shape, dtype = self.crew.settings.shape.arrays(self.player)[keys.ACTION]
         self._trails_of_all = Trails(self.num_workers, math.prod(shape) * dtype.itemsize)
         return self._trails_of_all.handle
+
+    def saved_envs(self) -> list[bytes]:
+        """What each worker goes on from if the run goes on from a checkpoint of now, in the order of workers.
+
+        Empty: new episodes begin there, because no life ends now, or environments cannot be saved.
+        """
+        if self._trails_of_all is None or self._trails_of_all.closed:
+            return []
+        saved = []
+        for worker in range(self.num_workers):
+            of_worker = self._trails_of_all.of(worker).saved(self._frames)
+            if of_worker is None:
+                return []
+            saved.append(of_worker)
+        return saved
+
+    def load_envs(self, saved: Sequence[bytes]) -> None:
+        """Let the life that :meth:`set_seed` begins go on from there, after the frames of this collector.
+
+        Args:
+            saved: what :meth:`saved_envs` returned; of another number of workers nothing is loaded.
+        """
+        if self._trails_of_all is None or len(saved) != self.num_workers:
+            return
+        for worker, of_worker in enumerate(saved):
+            self._trails_of_all.of(worker).save(0, self._frames, of_worker)
 
     def _started(self, seed: int, logs: starting.StartLogs) -> Supervisor:
         job = self._job(seed, logs)

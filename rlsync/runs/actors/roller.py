@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +15,11 @@ from torch import Tensor
 
 from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
+from rlsync.runs.actors.envs.saving import pickled
 from rlsync.runs.actors.envs.vectors import Envs, StepArrays
 from rlsync.runs.actors.frames import RolloutShape
 from rlsync.runs.actors.player import Acted, Seat, State
-from rlsync.runs.actors.trail import Standing
+from rlsync.runs.actors.trail import Standing, packed, unpacked
 
 Views = Mapping[str, Tensor]  #: the arrays of a slot, by name
 
@@ -119,6 +122,26 @@ class Group:
         self._reward = torch.zeros_like(self._reward)
         self._returns[:] = 0.0
         self._lengths[:] = 0
+
+    def saved(self) -> tuple[Any, ...] | None:
+        """What the next step begins with, as :meth:`reset` sets it; None: the environments cannot be saved."""
+        envs = self.envs.saved()
+        if envs is None:
+            return None
+        state = {name: packed(tensor) for name, tensor in self._state.items()}
+        return envs, state, [packed(tensor) for tensor in self._between_steps()]
+
+    def load(self, saved: tuple[Any, ...]) -> None:
+        """Go on from what :meth:`saved` has returned."""
+        envs, state, between = saved
+        self.envs.load(envs)
+        self.state = {name: unpacked(tensor) for name, tensor in state.items()}
+        for tensor, packed_tensor in zip(self._between_steps(), between, strict=True):
+            tensor.copy_(unpacked(packed_tensor))
+
+    def _between_steps(self) -> tuple[Tensor, ...]:
+        returns, lengths = map(torch.from_numpy, (self._returns, self._lengths))
+        return self._observation, self._is_init, self._reward, returns, lengths
 
     def adopted(self, version: int) -> None:
         """Let the player know the version that makes the rollout, before :meth:`begin` writes its state."""
@@ -269,6 +292,22 @@ class Roller:
     def reset(self, seed: int) -> None:
         for group in self._groups:
             group.reset(seed)
+
+    def saved(self) -> bytes | None:
+        """What the next rollout begins with, but random numbers; None: the environments cannot be saved.
+
+        ConfigError: the state of one raises, or cannot be pickled.
+        """
+        groups = [group.saved() for group in self._groups]
+        if None in groups:
+            return None
+        return pickled(groups)
+
+    @torch.inference_mode()
+    def load(self, saved: bytes) -> None:
+        """Go on from what :meth:`saved` of a worker with the same environments has returned."""
+        for group, of_group in zip(self._groups, pickle.loads(saved), strict=True):
+            group.load(of_group)
 
     @torch.inference_mode()
     def roll(self, number: int, slot: Views, version: int, stop: Callable[[], bool]) -> bool:

@@ -224,7 +224,10 @@ class RolloutCollector(BaseCollector):
         return self._intake.paused()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """The counters. Environments are not saved: after a resume they begin new episodes."""
+        """The counters. Environments are not in it: after a resume they begin new episodes.
+
+        But with a lag, where they can be saved: see ``RepeatedUnrolls.saved_envs``.
+        """
         return OrderedDict(frames=self._frames, batches=self._batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

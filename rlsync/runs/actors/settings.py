@@ -64,7 +64,7 @@ class CollectSettings:
     #: Seed of environments and actions; ``None`` draws one.
     seed: int | None = None
     #: Rollouts of each worker in a life. After so many its environments are made anew, with seeds that follow from
-    #: ``seed`` and the frames of the run so far. None: one life.
+    #: ``seed`` and the frames of the run so far; episodes go on if they can be saved. None: one life.
     life_rollouts: int | None = None
     #: How often a worker that ended is started again.
     restarts: Restarts = field(default_factory=Restarts)

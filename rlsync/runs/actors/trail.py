@@ -4,8 +4,11 @@ An environment that its seed decides is brought to where it was by the same acti
 the player knows by then is noted after each rollout: its state, and its random numbers. Notes of the newest
 two rollouts are kept, since a process may die between its note and the end of its rollout.
 
-The file, which the learner makes, has room for two notes of each worker, and then one entry for each rollout
-of a life: its actions, and three sums by which a repetition is compared with it.
+Where environments can be saved, a worker also leaves what the next life goes on from, before it gives away the
+last rollout of a life. The learner puts that into its checkpoint.
+
+The file, which the learner makes, has room for two notes of each worker, for what two lives go on from, and then
+one entry for each rollout of a life: its actions, and three sums by which a repetition is compared with it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +26,15 @@ from torch import Tensor
 from rlsync import RlsyncError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.player import State
-from rlsync.seams import shared_file
+from rlsync.seams import dtype_named, shared_file
 
 _MAGIC = 0x4C49_4152_544C52  # "RLTRAIL"
 _FORMAT = 1
 _HEAD_BYTES = shared_file.PAGE_BYTES
 _NOTE_BYTES = 1 << 24  # pages that nobody writes to cost nothing
-_ABOUT = struct.Struct("<QII")  # a note: the number of its rollout, its bytes, and their CRC-32
+_SAVED_BYTES = 1 << 28
+#: A note: the number of its rollout, its bytes, and their CRC-32. What a life goes on from: the frames before it.
+_ABOUT = struct.Struct("<QII")
 
 
 class Sums(NamedTuple):
@@ -83,6 +88,16 @@ class TrailHandle:
     workers: int
     action_bytes: int
 
+    @property
+    def saved_at(self) -> int:
+        """Where in the file what lives go on from begins: behind the notes."""
+        return _HEAD_BYTES + 2 * self.workers * _NOTE_BYTES
+
+    @property
+    def entries_at(self) -> int:
+        """Where the entries of rollouts begin."""
+        return self.saved_at + 2 * self.workers * _SAVED_BYTES
+
     def open(self, worker: int) -> Trail:
         """The trail of a worker; BoardClosed: the learner is gone."""
         file, _ = self.mark.open(self.address, _HEAD_BYTES, "trail")
@@ -97,6 +112,15 @@ class Trails:
         self._file.allocate(0, _HEAD_BYTES)
         mark = shared_file.Mark.write(self._file.words(_HEAD_BYTES, 0), _MAGIC, _FORMAT)
         self.handle = TrailHandle(self._file.address, mark, workers, action_bytes)
+        self._file.resize(self.handle.entries_at)  # what nobody has written reads as zeros
+
+    def of(self, worker: int) -> Trail:
+        """The trail of a worker, as long as this end is open."""
+        return Trail(self._file, self.handle, worker)
+
+    @property
+    def closed(self) -> bool:
+        return self._file.fd < 0
 
     def close(self) -> None:
         self._file.close()
@@ -109,7 +133,6 @@ class Trail:
         self._file = file
         self._handle = handle
         self._worker = worker
-        self._entries_at = _HEAD_BYTES + 2 * handle.workers * _NOTE_BYTES
         self._entry_bytes = handle.action_bytes + _SUMS.size
         self._slots: dict[int, Slot] = {}
 
@@ -123,14 +146,12 @@ class Trail:
         """Note a rollout, and how its worker stands after it; before anybody can take it."""
         sums = _SUMS.pack(*slot.sums())
         self._file.write(b"".join((slot.actions, sums)), self._entry_at(place))
-        states = [{name: _packed(t) for name, t in state.items()} for state in standing.states]
-        note = pickle.dumps((states, _packed(standing.randomness)), pickle.HIGHEST_PROTOCOL)
+        states = [{name: packed(t) for name, t in state.items()} for state in standing.states]
+        note = pickle.dumps((states, packed(standing.randomness)), pickle.HIGHEST_PROTOCOL)
         if len(note) > _NOTE_BYTES - _ABOUT.size:
-            problem = f"the player's state has {len(note):,} bytes, and a trail has room for {_NOTE_BYTES:,}"
             cure = "give fewer environments to a worker, or collector.lag=null"
-            raise RlsyncError(problem, f"worker {self._worker}", cure)
-        about = _ABOUT.pack(number, len(note), zlib.crc32(note))
-        self._file.write(about + note, self._note_at(number))
+            raise self._no_room("the player's state has", len(note), _NOTE_BYTES, cure)
+        self._write(self._note_at(number), number, note)
 
     def entry(self, place: int, slot: Slot) -> Sums:
         """Read the actions of a rollout into a slot; returns its sums."""
@@ -141,16 +162,42 @@ class Trail:
 
     def standing_after(self, number: int) -> Standing:
         """How the worker stood after a rollout; RlsyncError: that was not noted."""
-        at = self._note_at(number)
-        of_number, size, check = _ABOUT.unpack(self._file.read(_ABOUT.size, at))
-        note = self._file.read(size, at + _ABOUT.size)
-        if of_number != number or zlib.crc32(note) != check:
+        note = self._read(self._note_at(number), number)
+        if note is None:
             problem = f"how the worker stood after rollout {number} was not noted"
             cure = "start the run again from its checkpoint: resume=RUN run_dir=RUN"
             raise RlsyncError(problem, f"worker {self._worker}", cure)
         states, randomness = pickle.loads(note)
-        unpacked = [{name: _unpacked(t) for name, t in state.items()} for state in states]
-        return Standing(unpacked, _unpacked(randomness))
+        tensors = [{name: unpacked(t) for name, t in state.items()} for state in states]
+        return Standing(tensors, unpacked(randomness))
+
+    def save(self, life: int, frames: int, saved: bytes) -> None:
+        """Keep what a life goes on from, beside that of the life before, which a process that dies begins again.
+
+        Args:
+            life: its number.
+            frames: those of the run before it.
+            saved: its bytes.
+
+        Raises:
+            RlsyncError: there is no room for so many.
+        """
+        self.require_room(saved)
+        self._write(self._saved_in(life), frames, saved)
+
+    def require_room(self, saved: bytes) -> None:
+        """Raise RlsyncError if there is no room for what a life goes on from."""
+        if len(saved) > _SAVED_BYTES - _ABOUT.size:
+            cure = "let state() return less, or give fewer environments to a worker"
+            raise self._no_room("the environments' states have", len(saved), _SAVED_BYTES, cure)
+
+    def saved(self, frames: int) -> bytes | None:
+        """What the life after so many frames of the run goes on from; None: it begins with new episodes."""
+        for life in range(2):
+            saved = self._read(self._saved_in(life), frames)
+            if saved is not None:
+                return saved
+        return None
 
     def close(self) -> None:
         self._file.close()
@@ -158,20 +205,43 @@ class Trail:
     def _note_at(self, number: int) -> int:
         return _HEAD_BYTES + (2 * self._worker + number % 2) * _NOTE_BYTES
 
+    def _saved_in(self, life: int) -> int:
+        return self._handle.saved_at + (2 * self._worker + life % 2) * _SAVED_BYTES
+
+    def _write(self, at: int, number: int, data: bytes) -> None:
+        self._file.write(_ABOUT.pack(number, len(data), zlib.crc32(data)) + data, at)
+
+    def _read(self, at: int, number: int) -> bytes | None:
+        """What was written there with this number; None if it was not, or not to its end."""
+        of_number, size, check = _ABOUT.unpack(self._file.read(_ABOUT.size, at))
+        data = self._file.read(size, at + _ABOUT.size)
+        if not data or of_number != number or zlib.crc32(data) != check:
+            return None
+        return data
+
+    def _no_room(self, problem: str, size: int, room: int, cure: str) -> RlsyncError:
+        problem = f"{problem} {size:,} bytes, and a trail has room for {room:,}"
+        return RlsyncError(problem, f"worker {self._worker}", cure)
+
     def _entry_at(self, place: int) -> int:
-        return self._entries_at + (place * self._handle.workers + self._worker) * self._entry_bytes
+        return (
+            self._handle.entries_at
+            + (place * self._handle.workers + self._worker) * self._entry_bytes
+        )
 
 
-#: Of a tensor: its bytes, its dtype and its shape.
-_Packed = tuple[bytes, torch.dtype, tuple[int, ...]]
+#: Of a tensor: its bytes, the name of its dtype, and its shape: plain data, which pickles without a class.
+Packed = tuple[bytes, str, tuple[int, ...]]
 
 
-def _packed(tensor: Tensor) -> _Packed:
-    return bytes(_bytes(tensor.cpu().contiguous())), tensor.dtype, tuple(tensor.shape)
+def packed(tensor: Tensor) -> Packed:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return bytes(_bytes(tensor.cpu().contiguous())), name, tuple(tensor.shape)
 
 
-def _unpacked(packed: Any) -> Tensor:
-    data, dtype, shape = packed
-    if not data:
+def unpacked(data: Packed) -> Tensor:
+    content, name, shape = data
+    dtype = dtype_named(name)
+    if not content:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)

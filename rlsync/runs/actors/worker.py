@@ -193,7 +193,8 @@ class Worker:
     has closed the board, or died.
 
     After so many rollouts as ``settings.life_rollouts`` says another life begins, as that of a run that goes on
-    from a checkpoint: with environments made anew, and seeds of its own.
+    from a checkpoint: with environments made anew, and seeds of its own. Episodes go on in it where the
+    environments can be saved, see :mod:`rlsync.runs.actors.envs.saving`.
     """
 
     def __init__(self, job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
@@ -237,15 +238,18 @@ class Worker:
 
     def _life_seed(self) -> int:
         """The seed of this worker's first environment in the life of its next rollout."""
-        crew = self._crew
-        settings = crew.settings
-        seed = self._first_seed
+        every = self._crew.settings.life_rollouts
         rollouts = self._writer.written
-        if settings.life_rollouts is not None and rollouts >= settings.life_rollouts:
-            rollouts -= rollouts % settings.life_rollouts
-            frames = rollouts * len(crew.devices) * settings.steps * settings.envs_per_worker
-            seed = seed_after(self._run_seed, self._writer.frames_before + frames)
-        return seed + self._offset
+        if every is None or rollouts < every:
+            return self._first_seed + self._offset
+        frames = self._frames_before(rollouts - rollouts % every)
+        return seed_after(self._run_seed, frames) + self._offset
+
+    def _frames_before(self, rollouts: int) -> int:
+        """The frames that the run has after so many rollouts of each worker."""
+        crew = self._crew
+        of_rollout = crew.settings.steps * crew.settings.envs_per_worker
+        return self._writer.frames_before + rollouts * len(crew.devices) * of_rollout
 
     def _begin_life(self) -> None:
         """Make the environments anew, with the seeds of the life of the next rollout."""
@@ -260,7 +264,29 @@ class Worker:
         self._in_life = 0
         every = self._crew.settings.life_rollouts
         if every is not None:
-            self._writer.life = self._writer.written // every
+            written = self._writer.written
+            self._writer.life = written // every
+            if self._trail is not None:
+                self._go_on(self._trail, self._frames_before(written - written % every))
+
+    def _go_on(self, trail: Trail, frames: int) -> None:
+        """Go on with the episodes of the life before this one, which ended after so many frames of the run.
+
+        New episodes are saved and loaded, too: who has an error in that shall know it before the first frame.
+        """
+        roller = self._here()
+        new = roller.saved()
+        if new is None:
+            return
+        trail.require_room(new)
+        roller.load(trail.saved(frames) or new)
+
+    def _leave_off(self, trail: Trail) -> None:
+        """Keep what the next life goes on from, where another one begins after this rollout."""
+        saved = self._here().saved()
+        if saved is not None:
+            rollouts = self._writer.written + 1
+            trail.save(self._writer.life + 1, self._frames_before(rollouts), saved)
 
     def _made_roller(self) -> Roller:
         env = self._crew.env
@@ -333,6 +359,8 @@ class Worker:
             if self._trail is not None:
                 slot = self._trail.slot(writer.slot, views)
                 self._trail.note(writer.written, self._in_life, slot, roller.standing)
+                if self._in_life + 1 == self._crew.settings.life_rollouts:
+                    self._leave_off(self._trail)
             self._in_life += 1
             writer.commit()
         return complete

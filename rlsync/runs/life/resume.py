@@ -14,12 +14,13 @@ from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
+from rlsync.runs.actors.repeated import RepeatedUnrolls
 from rlsync.runs.actors.worker import seed_after
 from rlsync.runs.config.composing import OF_ONE_RUN, nothing_in
 from rlsync.runs.config.trust import check_checkpoint
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.bounds import Restored
-from rlsync.runs.recipes.checkpoints import Taken, places, taken
+from rlsync.runs.recipes.checkpoints import Taken, envs_in, places, taken
 from rlsync.runs.recipes.registry import Recipe
 from rlsync.runs.recipes.run_files import RESOLVED
 from rlsync.runs.recipes.settings import Config
@@ -161,8 +162,17 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
     if changed is not None:
         restored = [change.restored for change in changed if change.restored is not None]
     settings.put_back(restored)
+    if isinstance(trainer.collector, RepeatedUnrolls) and not _change_envs(changed or []):
+        trainer.collector.load_envs(envs_in(checkpoint))
     if trainer.seed is not None:
+        # Workers, which have begun with new episodes, begin once more.
         trainer.collector.set_seed(seed_after(trainer.seed, trainer.collected_frames))
+
+
+def _change_envs(changed: Sequence[Change]) -> bool:
+    """Whether the workers have other environments than those of the run before."""
+    keys = [change.key for change in changed]
+    return any(key.startswith("env.") or key == "collector.num_workers" for key in keys)
 
 
 class Settings:

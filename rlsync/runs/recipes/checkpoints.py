@@ -14,7 +14,7 @@ import stat
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -32,6 +32,7 @@ from rlsync.runs.recipes.run_files import (
     ABOUT_RUN,
     CHECKPOINT,
     DIGESTS,
+    ENVIRONMENTS,
     EVALUATIONS,
     LIFE_END,
     METRICS,
@@ -55,6 +56,8 @@ class WholeCheckpoint(StagedCheckpoint):
 
     #: Whether the run is between the ends of two lives: then the checkpoint of the last end is kept, too.
     within_a_life = False
+    #: Returns what the episodes of each worker go on from, pickled; by default nothing.
+    saved_envs: Callable[[], Sequence[bytes]] = list
     #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
     written: float
 
@@ -83,6 +86,10 @@ class WholeCheckpoint(StagedCheckpoint):
     def put(self, stage: Path, at: Path) -> None:
         about = AboutRun(self.within_a_life, appended_to(at.parent))
         (stage / ABOUT_RUN).write_text(json.dumps(asdict(about)))
+        for worker, saved in enumerate(self.saved_envs()):
+            file = _envs_of(stage, worker)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(saved)
         _write_manifest(stage)
         # The blocks of what was written, and one for each name. Links to older files take none.
         room_bytes = 0
@@ -151,6 +158,17 @@ class AboutRun:
         if not file.is_file():
             return cls()
         return cls(**json.loads(file.read_text()))
+
+
+def envs_in(checkpoint: Path) -> list[bytes]:
+    """What the episodes of each worker go on from; empty if new ones begin there."""
+    workers = len(list((checkpoint / ENVIRONMENTS).glob("*")))
+    return [_envs_of(checkpoint, worker).read_bytes() for worker in range(workers)]
+
+
+def _envs_of(checkpoint: Path, worker: int) -> Path:
+    # By the name of a pickle it is looked at before one of another user's is loaded: see trust.check_checkpoint.
+    return checkpoint / ENVIRONMENTS / f"{worker}.pickle"
 
 
 def appended_to(run: Path) -> dict[str, int]:

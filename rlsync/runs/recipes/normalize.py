@@ -188,7 +188,7 @@ class NormalizeOnPolicy(Statistics):
         self._gamma = gamma
         self.returns = self._moments["returns"]
         # Of each worker: its newest rollout, and the running returns [N] of its environments after it. No
-        # checkpoint has them: the workers of a resumed run begin new episodes.
+        # checkpoint has them: with a lag they begin at 0 in each life of a worker, without one all episodes do.
         self._running: dict[int, tuple[RolloutId, NDArray[np.float64]]] = {}
 
     def register(self, trainer: Trainer, name: str = "normalize") -> None:

@@ -32,6 +32,8 @@ LIFE_END = "life_end"
 #: What a checkpoint says of its run, inside it: whether it was written within a life, and the sizes of the run's
 #: files that grow line by line.
 ABOUT_RUN = "run.json"
+#: What the episodes of each worker go on from, inside a checkpoint at the end of a life; a folder.
+ENVIRONMENTS = "environments"
 DIGESTS = "digests.json"  #: size and digest of each file of a checkpoint, inside it
 #: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.
 METRICS = "metrics"

@@ -523,7 +523,7 @@ class Config:
         return self.cluster.workers_per_node or here
 
 
-#: Of each environment, unless the config says how long a life is: at its end an episode is broken off.
+#: Of each environment, unless the config says how long a life is: at its end an episode may be broken off.
 LEAST_STEPS_OF_A_LIFE = 10_000
 
 

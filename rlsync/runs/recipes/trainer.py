@@ -18,6 +18,7 @@ from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError, LogReceipts, RecordSchedule, RlsyncError, SyncWeights, VerifySync
+from rlsync.runs.actors.repeated import RepeatedUnrolls
 from rlsync.runs.compat.trainers import CsvFiles, forget_logged
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.checkpoints import WholeCheckpoint, taken
@@ -174,6 +175,8 @@ class EndsOfLives:
         """Register after what publishes."""
         trainer.register_op("setup", partial(self._begin, trainer))
         trainer.register_op("post_steps", partial(self._look, trainer))
+        if isinstance(trainer.collector, RepeatedUnrolls):
+            trainer.checkpoint.saved_envs = trainer.collector.saved_envs
 
     def _begin(self, trainer: Trainer) -> None:
         self._began_at = trainer.collected_frames

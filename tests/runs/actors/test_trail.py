@@ -98,6 +98,26 @@ def test_what_differs_is_named(trails: Trails, name: str, part: str) -> None:
     trail.close()
 
 
+def test_what_two_lives_go_on_from_is_kept_and_what_was_not_completed_is_not_taken(trails: Trails) -> None:
+    """Who dies after it was left for the next life begins its own life once more."""
+    one, other = trails.handle.open(0), trails.of(1)
+    for life in range(1, 4):
+        for trail in (one, other):
+            assert trail.saved(100 * life) is None
+            trail.save(life, 100 * life, f"{trail._worker} {life}".encode())
+        noted(one, life, 0, 1.0)
+        for trail in (one, other):
+            assert trail.saved(100 * life) == f"{trail._worker} {life}".encode()
+            if life > 1:
+                assert trail.saved(100 * (life - 1)) == f"{trail._worker} {life - 1}".encode()
+            assert trail.saved(100 * (life - 2)) is None
+    one._file.write(b"torn", trails.handle.saved_at + (1 << 28) + 16)
+    assert one.saved(300) is None
+    assert one.saved(200) == b"0 2"
+    assert torch.equal(one.standing_after(3).states[0]["h"], standing(1.0).states[0]["h"])
+    one.close()
+
+
 def test_a_trail_is_gone_with_its_learner(trails: Trails) -> None:
     trails.close()
     with pytest.raises(BoardClosed):

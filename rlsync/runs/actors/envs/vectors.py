@@ -18,6 +18,7 @@ from rlsync import ConfigError
 from rlsync.runs.actors.envs.actions import ActionSpec, actions_of
 from rlsync.runs.actors.envs.answers import CheckedEnv, CheckedVectorEnv
 from rlsync.runs.actors.envs.observations import Observations, like, observations_of
+from rlsync.runs.actors.envs.saving import load_state, state_of
 from rlsync.seams import user_input
 
 #: For each episode that was truncated and did not terminate, and with keep_last() for each that ended: the
@@ -93,6 +94,17 @@ class Envs(ABC):
         arrays.terminated[:] = answer.terminated.numpy()
         arrays.truncated[:] = answer.truncated.numpy()
         return answer.finals, answer.game_over
+
+    def saved(self) -> list[Any] | None:
+        """What each environment is between two steps, to be pickled before the next one.
+
+        None: they cannot be saved.
+        """
+        return None
+
+    def load(self, saved: Sequence[Any]) -> None:
+        """Go on from what :meth:`saved` of environments that were made alike has returned."""
+        raise TypeError(f"{type(self).__name__} cannot be saved")
 
     @abstractmethod
     def close(self) -> None:
@@ -175,6 +187,19 @@ class ListedEnvs(SpacedEnvs):
         finals = self._step(self._stage, reward, terminated, truncated)
         observation.copy_(self.observations.seen(self._stage))
         return finals, None
+
+    def saved(self) -> list[Any] | None:
+        states = []
+        for env in self.envs:
+            state = state_of(env)
+            if state is None:
+                return None
+            states.append(state)
+        return states
+
+    def load(self, saved: Sequence[Any]) -> None:
+        for env, state in zip(self.envs, saved, strict=True):
+            load_state(env, state)
 
     def close(self) -> None:
         for env in self.envs:
