@@ -24,6 +24,7 @@ from rlsync.runs.recipes.evaluating import (
     tried_by_workers,
     warn_if_not_decided,
     whether_episodes_end,
+    whether_episodes_go_on,
 )
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.overview import Overview, warn_of_memory
@@ -135,10 +136,12 @@ def _tried(job: Job, facts: dict[str, str], config_dir: Path | None) -> Overview
         if is_own:
             looked_at.append("the start of the workers")
         trials.append(tried_by_evaluations(config, job.recipe, job.spaces))
+        going_on = whether_episodes_go_on(config)
     warn_of_memory(config, overview.replay)
-    facts["looked at"] = "; ".join(
-        [*looked_at, *map(str, trials), whether_episodes_end(config, trials)]
-    )
+    looked_at += [*map(str, trials), whether_episodes_end(config, trials)]
+    if going_on:
+        looked_at.append(going_on)
+    facts["looked at"] = "; ".join(looked_at)
     return overview
 
 

@@ -5,6 +5,7 @@ And a trial of a run's environment, before the run.
 
 from __future__ import annotations
 
+import pickle
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from torchrl.trainers import Trainer
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.runs.actors.envs.actions import BoxActions
 from rlsync.runs.actors.envs.observations import MASK, WHOLE, Observations, Part
+from rlsync.runs.actors.envs.saving import pickled
 from rlsync.runs.actors.envs.specs import make_venv
 from rlsync.runs.actors.envs.vectors import Envs, ListedEnvs
 from rlsync.runs.actors.player import Player, check_fits
@@ -40,7 +42,7 @@ from rlsync.runs.recipes.registry import Recipe, recipe_of
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.runs.recipes.settings import Config, EvaluationConfig, RecipeConfig
-from rlsync.runs.recipes.spaces import MASKING, first_difference, played
+from rlsync.runs.recipes.spaces import MASKING, digested, first_difference, played
 from rlsync.runs.recipes.trainer import register_hooks
 from rlsync.seams import POLICY, endpoint_of, first_line, warn
 
@@ -203,6 +205,42 @@ def warn_if_not_decided(config: Config) -> None:
         problem += "environment, and a run with a lag is not the same each time, nor after a crash"
         cure = "draw from self.np_random alone, which reset(seed=...) seeds; or give collector.lag=null"
         warn(RlsyncWarning(problem, config.env.word, cure))
+
+
+def whether_episodes_go_on(config: Config) -> str:
+    """In words, that episodes go on at the end of a life; empty where none ends, or episodes end with it.
+
+    ConfigError: the environment cannot be saved although it has the methods for that. A warning: it answers
+    otherwise once it was loaded.
+    """
+    if config.life_length is None:
+        return ""
+    spec = config.env.spec()
+    generator = torch.Generator().manual_seed(config.seed)
+    with closing(make_venv(spec, 1)) as envs:
+        *_, last = random_steps(envs, generator, TRIAL_STEPS // 4, envs.reset(config.seed))
+        states = envs.saved()
+        if states is None:
+            return ""
+        saved = pickled(states)
+        plays = [_played_from(envs, config.seed, last.observation)]
+    with closing(make_venv(spec, 1)) as envs:
+        envs.reset(config.seed + 1)
+        envs.load(pickle.loads(saved))
+        plays.append(_played_from(envs, config.seed, last.observation))
+    if difference := first_difference(*plays):
+        key, moment = difference
+        problem = (
+            f"the same actions had another {key} in {moment} than in the environment that was saved"
+        )
+        cure = "let state() return all that decides it, also self.np_random.bit_generator.state"
+        warn(RlsyncWarning(problem, config.env.word, cure))
+    return "episodes go on at the end of a life"
+
+
+def _played_from(envs: Envs, seed: int, observation: Tensor) -> list[tuple[str, dict[str, int]]]:
+    generator = torch.Generator().manual_seed(seed)
+    return list(digested(random_steps(envs, generator, TRIAL_STEPS, observation), "load(state)"))
 
 
 def whether_episodes_end(config: Config, trials: Sequence[Trial]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,6 +22,7 @@ from rlsync.runs.actors.envs.actions import (
 )
 from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.envs.specs import make_venv
+from rlsync.runs.actors.envs.vectors import EnvStep
 from rlsync.runs.actors.worker import seed_all
 from rlsync.runs.evaluation.try_out import random_steps
 from rlsync.runs.recipes.env_settings import EnvConfig, refuse_unsaid_protocol
@@ -313,19 +314,25 @@ def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, 
         for each in range(seed, seed + _RESETS):
             first = envs.reset(each)
             yield f"reset(seed={each})", {"observation": digest([first])}
-            for step, answer in enumerate(random_steps(envs, generator, _STEPS, first), 1):
-                digests = {}
-                for key, value in answer._asdict().items():
-                    if torch.is_tensor(value):
-                        digests[key] = digest([value])
-                digests["final observation"] = digest([last for _, last in answer.finals])
-                yield f"step {step} after reset(seed={each})", digests
+            steps = random_steps(envs, generator, _STEPS, first)
+            yield from digested(steps, f"reset(seed={each})")
+
+
+def digested(steps: Iterable[EnvStep], after: str) -> Iterator[tuple[str, dict[str, int]]]:
+    """Digests of what environments answer to each step, which are numbered ``after`` something."""
+    for step, answer in enumerate(steps, 1):
+        digests = {}
+        for key, value in answer._asdict().items():
+            if torch.is_tensor(value):
+                digests[key] = digest([value])
+        digests["final observation"] = digest([last for _, last in answer.finals])
+        yield f"step {step} after {after}", digests
 
 
 def first_difference(
     one: Sequence[tuple[str, dict[str, int]]], other: Sequence[tuple[str, dict[str, int]]]
 ) -> tuple[str, str] | None:
-    """Which answer differs first in two plays of :func:`played`, and when; None: none does."""
+    """Which answer differs first in two such plays, and when; None: none does."""
     for (moment, ours), (_, theirs) in zip(one, other, strict=False):
         for key, ours_of_it in ours.items():
             if ours_of_it != theirs[key]:

@@ -18,9 +18,11 @@ from rlsync.runs.actors.cluster.session import check_address
 from rlsync.runs.cli.main import main
 from rlsync.runs.config.refusals import GONE
 from rlsync.runs.recipes.checks import cluster_errors
+from rlsync.runs.recipes.evaluating import whether_episodes_go_on
 from rlsync.runs.recipes.run_files import RECEIPTS
-from rlsync.runs.recipes.settings import ClusterConfig, Config, RecipeConfig
+from rlsync.runs.recipes.settings import ClusterConfig, Config, EnvConfig, RecipeConfig
 from tests.runs.recipes.test_checkpoints import refusing
+from tests.tools.parts import saving_envs
 from tests.tools.processes import child_pids
 from tests.tools.programs import as_installed
 
@@ -132,6 +134,30 @@ def test_what_is_shipped_is_fine_and_what_was_tried_is_told(capsys: pytest.Captu
         "workers 2; lag 1: workers act while the learner learns",
         "ends at a mean return of 475 over 20 episodes, or after 150,000 frames",
     ]
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        (["env.id=Saving-v0"], "; episodes go on at the end of a life"),
+        (["env.id=Saving-v0", "collector.lag=null"], " episodes ended"),
+        (["env.id=Windy-v0"], " episodes ended"),
+    ],
+    ids=["saved", "free", "not saved"],
+)
+def test_whether_episodes_go_on_at_the_end_of_a_life_is_told(
+    words: list[str], ends: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert saving_envs.MODULE in sys.modules, "it registers them"
+    assert main(["check", *words]) == 0
+    assert capsys.readouterr().out.split("\n\n")[0].endswith(ends)
+
+
+def test_a_state_that_does_not_bring_an_environment_back_is_told() -> None:
+    config = Config(env=EnvConfig(f"{saving_envs.MODULE}:Forgets-v0"))
+    with pytest.warns(RlsyncWarning, match=r"another observation in step 1 after load\(state\)"):
+        assert whether_episodes_go_on(config)
 
 
 @pytest.mark.seconds
