@@ -166,7 +166,7 @@ def page(runs: dict[str, Path], refresh_s: int | None = None) -> str:
     folders = {name: RunFolder(path) for name, path in runs.items()}
     described = [_described(name, folder) for name, folder in folders.items()]
     figure, notes = panels.draw(folders)
-    template = Path(__file__).with_name("report.html.jinja").read_text()
+    template = Path(__file__).with_name("page.html.jinja").read_text()
     filled = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     filled.filters["number"] = _number
     return filled.from_string(template).render(

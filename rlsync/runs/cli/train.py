@@ -13,6 +13,7 @@ from rlsync.runs.life.host import JobFailed, Lifeline, require_host, sweep_apart
 from rlsync.runs.life.job import Job, jobs_of, words_of_sweep
 from rlsync.runs.life.launch import Task, alone, train_one
 from rlsync.runs.plain import json_of
+from rlsync.runs.recipes.run_files import ENDED, STATISTICS
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if line.sweeps or jobs[0].composed is None:
         if line.flags.json:
-            cure = "leave --json out, and read ended.json and statistics.json in the folder of each job"
+            cure = f"leave --json out, and read {ENDED} and {STATISTICS} in the folder of each job"
             raise ConfigError("the jobs of a sweep have no common document", "--json", cure)
         return run_sweep(line, jobs)
     with alone():

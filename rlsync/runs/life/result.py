@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rlsync import RlsyncError
 from rlsync.runs.evaluation.process import Evaluated, read_evaluations
 from rlsync.runs.life.policy import Which, load_policy
-from rlsync.runs.life.state import ended
-from rlsync.runs.recipes.run_files import EVALUATIONS, TARGET_REACHED, best_agent, statistics_in
+from rlsync.runs.life.state import TARGET_REACHED, ended
+from rlsync.runs.recipes.run_files import EVALUATIONS, best_agent, statistics_in
 from rlsync.runs.recipes.settings import (
     AUTO,
     BEST,

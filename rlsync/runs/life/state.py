@@ -48,6 +48,8 @@ HAS_ENDED = "ended"
 KILLED = "killed"
 NO_BOARD = "no board"
 
+TARGET_REACHED = "target return reached"  #: how a run ended that learned what it was to learn
+
 
 ROOM_BYTES = 16 * 1024  #: what is kept for :class:`Ended`, whose error may have many lines
 

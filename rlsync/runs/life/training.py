@@ -32,12 +32,12 @@ from rlsync.runs.life.ending import LIFE_OVER, Ending, Interrupts
 from rlsync.runs.life.job import Job
 from rlsync.runs.life.output import output_read
 from rlsync.runs.life.resume import load
-from rlsync.runs.life.state import EVERY_S, PLAIN_EVERY_S
+from rlsync.runs.life.state import EVERY_S, PLAIN_EVERY_S, TARGET_REACHED
 from rlsync.runs.recipes.hooks.measuring import InSummary, StatisticsHook
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns
 from rlsync.runs.recipes.pure import PureStepper
 from rlsync.runs.recipes.rerun import keep_life
-from rlsync.runs.recipes.run_files import BOARD, RESOLVED, TARGET_REACHED
+from rlsync.runs.recipes.run_files import BOARD, RESOLVED
 from rlsync.seams import (
     BoardEndpoint,
     BoardHandle,

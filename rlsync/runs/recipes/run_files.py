@@ -45,7 +45,6 @@ AGENTS = "agents"  #: the folders of a population's agents, by number; each is t
 OUTPUT = "output.txt"  #: what an agent prints
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
-TARGET_REACHED = "target return reached"  #: how a run ended that learned what it was to learn
 #: While the run lasts: its learner's process, and the room that is kept for ENDED on a disk that may fill up.
 ROOM = ".ended.json"
 #: a random number, by which rlsync knows the folder of a run that this user started

@@ -25,9 +25,8 @@ from rlsync.runs.evaluation.play import Episode, Score
 from rlsync.runs.evaluation.process import Evaluated
 from rlsync.runs.life.launch import _override
 from rlsync.runs.life.result import NoObjective
-from rlsync.runs.life.state import ended
+from rlsync.runs.life.state import TARGET_REACHED, ended
 from rlsync.runs.plain import json_of
-from rlsync.runs.recipes.run_files import TARGET_REACHED
 from tests.tools.programs import run_program
 from tests.tools.running import in_three_lines
 

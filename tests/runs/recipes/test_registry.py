@@ -363,7 +363,7 @@ def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
             if said:
                 found[str(file.relative_to(ROOT))] = said
     assert found == {}
-    assert len(names) == 27
+    assert len(names) == 29
 
 
 def test_a_key_that_is_gone_and_that_a_run_left_null_does_not_keep_its_config_from_being_read(
