@@ -29,7 +29,7 @@ from rlsync.runs.life.run_folder import RecordedRun, RunFolder
 from rlsync.runs.life.state import at, ended
 from rlsync.runs.recipes.run_files import BEST_VIDEO, REPORT, RESOLVED, agents_in
 from rlsync.runs.recipes.settings import Config
-from rlsync.seams import first_line, whole_file
+from rlsync.seams import first_line, schedule, whole_file
 
 _EXAMPLES = """examples:
   rlsync report runs/2026-11-20/18-00-00-000000
@@ -164,7 +164,8 @@ def page(runs: dict[str, Path], refresh_s: int | None = None) -> str:
     """The page of these runs, by the names that it calls them; a browser asks for it again every so often."""
     panels = panels_for("rlsync report", Path(f"{REPORT}.svg"))
     folders = {name: RunFolder(path) for name, path in runs.items()}
-    described = [_described(name, folder) for name, folder in folders.items()]
+    lives = {name: life for name, path in runs.items() if (life := _newest_life(path)) is not None}
+    described = [_described(name, folder, lives.get(name)) for name, folder in folders.items()]
     figure, notes = panels.draw(folders)
     template = Path(__file__).with_name("page.html.jinja").read_text()
     filled = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -176,13 +177,22 @@ def page(runs: dict[str, Path], refresh_s: int | None = None) -> str:
         seeds=_over_seeds(described),
         curves=Markup(_svg(figure)),  # matplotlib has escaped what it writes
         notes=notes,
-        timeline=_timeline(panels, runs),
+        bootstraps=_BOOTSTRAPS,
+        timeline=_timeline(panels, lives),
         version=__version__,
         written_at=at(time.time()),
     )
 
 
-def _described(name: str, folder: RunFolder) -> Described:
+def _newest_life(run: Path) -> schedule.Life | None:
+    """As its schedule has it; None without one."""
+    try:
+        return RecordedRun(run).lives[-1]
+    except (ConfigError, OSError):
+        return None
+
+
+def _described(name: str, folder: RunFolder, life: schedule.Life | None) -> Described:
     path = folder.path
     config = written(path / RESOLVED)
     end = ended(path)
@@ -195,7 +205,7 @@ def _described(name: str, folder: RunFolder) -> Described:
         error="" if end is None else end.error,
         film=_base64(film.read_bytes()) if film.is_file() else "",
         command=_command(path),
-        facts=_facts(path),
+        facts={} if life is None else _facts(life),
         changed=changes(_defaults(config), config),
     )
 
@@ -215,13 +225,10 @@ def _command(run: Path) -> str:
     return "\n".join(lines)
 
 
-def _facts(run: Path) -> dict[str, Any]:
-    """Versions and machine of the newest life; empty without a schedule."""
-    try:
-        facts = RecordedRun(run).lives[-1].facts
-    except (ConfigError, OSError):
-        return {}
-    return {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
+def _facts(life: schedule.Life) -> dict[str, Any]:
+    """Versions and machine of a life."""
+    facts = life.facts.items()
+    return {name: value for name, value in facts if isinstance(value, str | int | float)}
 
 
 def _over_seeds(runs: list[Described]) -> OverSeeds | None:
@@ -237,27 +244,24 @@ def _over_seeds(runs: list[Described]) -> OverSeeds | None:
     return None
 
 
-def _timeline(panels: ModuleType, runs: dict[str, Path]) -> str:
-    """The end of each run's newest life as a picture in base64; empty if none has a schedule."""
-    lives = {}
-    for name, path in runs.items():
-        try:
-            life = RecordedRun(path).lives[-1]
-        except (ConfigError, OSError):
-            continue
+def _timeline(panels: ModuleType, lives: dict[str, schedule.Life]) -> str:
+    """The end of each life as a picture in base64; empty if there is none."""
+    ends = {}
+    for name, life in lives.items():
         last_ms = max((rollout.ms for rollout in life.rollouts), default=0.0)
-        lives[name] = life.between(last_ms - 1e3 * _TIMELINE_S, float("inf"))
-    if not lives:
+        ends[name] = life.between(last_ms - 1e3 * _TIMELINE_S, float("inf"))
+    if not ends:
         return ""
     buffer = BytesIO()
-    panels.lanes(lives).savefig(buffer, format="png", dpi=120)
+    panels.lanes(ends).savefig(buffer, format="png", dpi=120)
     return _base64(buffer.getvalue())
 
 
 def _svg(figure: Any) -> str:
     text = StringIO()
     figure.savefig(text, format="svg", transparent=True)
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    _, tag, rest = text.getvalue().partition("<svg")
+    return tag + rest
 
 
 def _base64(content: bytes) -> str:

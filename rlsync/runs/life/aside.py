@@ -88,13 +88,14 @@ def _note(folder: Path, from_frames: int, to_frames: int) -> None:
 
 def _frames_in(receipts: Path) -> int:
     """After how many frames the last of these receipts was written."""
-    return max((int(receipt["frames"]) for receipt in _receipts_in(receipts)), default=0)
+    frames = (int(receipt["frames"]) for receipt in _receipts_in(receipts) if "frames" in receipt)
+    return next(frames, 0)
 
 
 def _receipts_in(file: Path) -> Iterator[dict[str, Any]]:
-    """What is whole in the lines of a file, whichever rlsync has written it."""
+    """What is whole in the lines of a file, whichever rlsync has written it; the newest first."""
     if not file.is_file():
         return
-    for line in file.read_bytes().splitlines():
+    for line in reversed(file.read_bytes().splitlines()):
         with suppress(ValueError):  # a process was killed while it wrote
             yield json.loads(line)

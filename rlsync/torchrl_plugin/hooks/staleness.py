@@ -170,9 +170,10 @@ class BoundStaleness(Logs, RegistersItself, Reader):
         oldest = []
         if self._in_hand is not None:
             oldest.append(self._in_hand)
-        acting = self.sync.oldest_acting()
-        if self.sync.bound.endpoint.in_flight and acting is not None:
-            oldest.append(acting)
+        if self.sync.bound.endpoint.in_flight:
+            acting = self.sync.oldest_acting()
+            if acting is not None:
+                oldest.append(acting)
         may = max(self.sync.ledger.ages(oldest), default=-1) + 1 <= self.max_versions
         self.put_off_publishes += not may
         self._put_off = not may
