@@ -21,7 +21,7 @@ from rlsync.sync.publisher import Publisher
 from rlsync.tensors.compare import Fit, check_same_leaves
 from rlsync.tensors.layout import LeafSpec, specs_from_json
 from rlsync.transport.contract import Note, Transport
-from rlsync.transport.rules import Key, held
+from rlsync.transport.rules import Key, held, living
 
 _log = logging.getLogger(__name__)
 
@@ -89,12 +89,8 @@ class WorkersPublisher(Publisher):
 
     def acting_versions(self) -> dict[int, int]:
         """The version that each living worker acts with, by its number; 0 before its first adoption."""
-        versions: dict[int, int] = {}
-        for reader in self.transport.status():
-            # others may read along: an evaluator
-            if reader.alive and reader.reader < self.collector.num_workers:
-                versions[reader.reader] = reader.adopted_version
-        return versions
+        workers = living(self.transport, self.collector.num_workers)
+        return {worker.reader: worker.adopted_version for worker in workers}
 
     def has_told(self, worker: int) -> bool:
         """Whether a worker has said which leaves it has, of every destination."""

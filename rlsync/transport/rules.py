@@ -161,6 +161,11 @@ def _missing(
     return missing
 
 
+def living(transport: Transport, below: int) -> list[ReaderStatus]:
+    """The readers with numbers below this one that live; others may read along: an evaluator."""
+    return [reader for reader in transport.status() if reader.alive and reader.reader < below]
+
+
 def worker_lost(dead: Iterable[ReaderStatus], where: str) -> WorkerLost:
     """The error for dead workers, whose states say how each ended, and what the learner needed them for."""
     return WorkerLost(

@@ -87,9 +87,9 @@ def _literal(argument: ast.expr) -> str:
 
 def _completer_of(verb: str) -> Any:
     """What completes the words after a verb."""
+    if verb in _COMPOSE:
+        return lambda prefix, parsed_args, **_: overrides(prefix, _typed(parsed_args))
     match verb:
-        case "train" | "check" | "explain":
-            return lambda prefix, parsed_args, **_: overrides(prefix, _typed(parsed_args))
         case "ls":
             return lambda prefix, **_: [*shipped.groups(), *_configs("=")]
         case "cp":

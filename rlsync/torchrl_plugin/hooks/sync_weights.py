@@ -27,6 +27,7 @@ from rlsync.torchrl_plugin.hooks import misuse
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.publish_hook import MapSending, PublishHook
 from rlsync.transport.contract import ReaderStatus, TellsAtOnce
+from rlsync.transport.rules import living
 
 
 class SyncWeights(PublishHook):
@@ -227,9 +228,7 @@ class SyncWeights(PublishHook):
 
     def acting_workers(self) -> list[ReaderStatus]:
         """What the transport knows of each living worker; nothing where it cannot tell."""
-        readers = self.sending.publisher.transport.status()  # others may read along: an evaluator
-        num_workers = self.bound.endpoint.num_workers
-        return [reader for reader in readers if reader.alive and reader.reader < num_workers]
+        return living(self.sending.publisher.transport, self.bound.endpoint.num_workers)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until every worker acts with the newest version.
