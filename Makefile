@@ -19,6 +19,8 @@
 #                      compat-lowest and compat-highest run one of the two, compat-tests those of the present .venv
 #   make compat-next   the plug and the recipes with the nightly builds of compat/next.txt; what may fail there, and why,
 #                      is in compat/next_fails.txt, and what differs from that is said; next-tests runs it in the present VENV
+#   make breadth       a short set of tests with other versions of Python, torch, gymnasium and numpy, and the table of
+#                      docs/compatibility.md; ROWS=3.13 runs the rows with this text
 #   make clean         removes the virtual environments, built files and caches
 #   make help          prints this
 #
@@ -48,7 +50,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || e
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
 .PHONY: help train test test-all test-touched test-quick test-plug plug-tests same check format lint types floors docs claims configs notebooks wheel hooks \
-	clean compat compat-lowest compat-highest compat-tests compat-next next-tests
+	clean compat compat-lowest compat-highest compat-tests compat-next next-tests breadth
 
 help:
 	@sed -n '/^#/!q;p' Makefile
@@ -155,6 +157,13 @@ compat-next:
 
 next-tests: $(VENV)/.stamp-next
 	$(BIN)/python .ci/compat_next.py $(SIDE_BY_SIDE) -m 'not thorough' $(NEXT_TESTS) $(ARGS)
+
+BREADTH_TESTS := tests/stock tests/laws/test_canary.py tests/torchrl_plugin/test_sync_weights.py \
+	tests/torchrl_plugin/test_staleness.py tests/runs/actors/test_envs.py tests/runs/recipes/test_recipes.py \
+	tests/runs/recipes/test_spaces.py
+
+breadth:
+	$(PYTHON) .ci/breadth.py $(SIDE_BY_SIDE) -q -m 'not thorough and not slow' $(BREADTH_TESTS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .compat docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,7 +6,6 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import partial
 
 import torch
@@ -70,7 +69,9 @@ def make_workers(
     )
 
 
-def make_trainer(collector: BaseCollector, policy: nn.Module) -> Trainer:
+def make_trainer(
+    collector: BaseCollector, policy: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Trainer:
     """A trainer whose ``loss_module.actor_network`` is ``policy``. It does not train."""
     return Trainer(
         collector=collector,
@@ -78,6 +79,7 @@ def make_trainer(collector: BaseCollector, policy: nn.Module) -> Trainer:
         frame_skip=1,
         optim_steps_per_batch=1,
         loss_module=nn.ModuleDict({"actor_network": policy}),
+        optimizer=optimizer,
         progress_bar=False,
     )
 
@@ -100,21 +102,28 @@ def hold(publish: Callable[[], object], policy: nn.Module, trials: int) -> tuple
 
 
 def adoption_s(policy: BulkPolicy, trials: int) -> dict[str, float]:
-    """Median seconds in which a worker adopts a version that is ready, by alias and by copy."""
+    """Median seconds in which a worker adopts a version that is ready, by alias and by copy.
+
+    The policy itself adopts what is published from its memory, so that a large one need not be copied before.
+    """
+    return {mode: _adoption_s(policy, mode, trials) for mode in ("alias", "copy")}
+
+
+def _adoption_s(policy: BulkPolicy, mode: str, trials: int) -> float:
     leaves = Leaves(policy, "policy")
     specs = leaves.specs()
-    found = {}
-    for mode in ("alias", "copy"):
-        apply = partial(_apply, Target(deepcopy(policy), "policy", specs), mode)
-        with contextlib.closing(BoardWriter()) as board:
-            board.lay_out(Layout.build({"policy": specs}))
-            with contextlib.closing(BoardReader(board.handle, apply)) as reader:
-                samples = []
-                for version in range(1, WARM_UP + trials + 1):
-                    board.publish(leaves.tensors(), stamp=Stamp(1, version))
-                    samples.append(timed(reader.adopt))
-        found[mode] = statistics.median(samples[WARM_UP:])
-    return found
+    own = [tensor.detach() for tensor in leaves.tensors()]
+    apply = partial(_apply, Target(policy, "policy", specs), mode)
+    samples = []
+    with contextlib.closing(BoardWriter()) as board:
+        board.lay_out(Layout.build({"policy": specs}))
+        with contextlib.closing(BoardReader(board.handle, apply)) as reader:
+            for version in range(1, WARM_UP + trials + 1):
+                board.publish(own, stamp=Stamp(1, version))
+                samples.append(timed(reader.adopt))
+    for parameter, tensor in zip(leaves.tensors(), own, strict=True):
+        parameter.data = tensor
+    return statistics.median(samples[WARM_UP:])
 
 
 def _apply(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import subprocess
 import tempfile
 import time
 import uuid
@@ -64,6 +66,23 @@ def cluster_of(nodes: int, store_mb: int) -> Iterator[Cluster]:
 def add_node(cluster: Cluster, store_mb: int) -> Any:
     """One more node."""
     return in_time(lambda: cluster.add_node(num_cpus=2, object_store_memory=store_mb * 2**20))
+
+
+@contextmanager
+def limited(link: str) -> Iterator[None]:
+    """All that processes of this machine send each other goes through one link, for example of ``"1gbit"``.
+
+    Raises:
+        RuntimeError: this network has more than the loopback device: other programs would be limited, too.
+    """
+    if [name for _, name in socket.if_nameindex()] != ["lo"]:
+        raise RuntimeError("a limited link needs a network of its own: see the top of this program")
+    limit = ["rate", link, "burst", "1mb", "latency", "2s"]
+    subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", "tbf", *limit], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=True)
 
 
 def in_time(start: Callable[[], Any]) -> Any:

@@ -2,6 +2,7 @@
 
     python benchmarks/ray_publish.py [schemes] [--models mlp resnet 100mb] [--trials 20] [--out schemes.json]
     python benchmarks/ray_publish.py nodes [--nodes 1 2 3] [--models resnet] [--trials 20] [--out nodes.json]
+    python benchmarks/ray_publish.py limits [--receivers 1 2 4 8 16] [--trials 20] [--out limits.json]
 
 **schemes**: for each model, in one run on one Ray node with two actors that collect all the time:
 
@@ -18,14 +19,28 @@
   the learner's node, or another node that had them already;
 - how long a worker that joins late takes until it has the newest version, its process having been started.
 
-The figures are medians. Compare ratios, not seconds: machines are shared and noisy. Ray opens ports:
-``unshare -n sh -c 'ip link set lo up; exec python benchmarks/ray_publish.py'`` keeps them to itself.
+**limits**: for each number of receivers on one Ray node, each in a process of its own with a board and a
+worker, for a model of 0.08 MB, so that only calls count:
+
+- processor time of the mailbox, of the learner's process and of all receivers, for each version: the least of
+  some groups of trials;
+- from the end of a publish until the last worker has adopted the version.
+
+``per_receiver`` is the slope of a line through these: what one more node costs. Then the mailbox's processor
+time for one call of each kind, of many in a row; and for each size of an image, how long its put takes, a get on
+the same node, and the check of its digest: the fastest of all trials.
+
+The figures are medians if nothing else is said. Compare ratios, not seconds: machines are shared and noisy.
+Ray opens ports: ``unshare -n sh -c 'ip link set lo up; exec python benchmarks/ray_publish.py'`` keeps them
+to itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import pickle
 import shutil
 import statistics
 import tempfile
@@ -39,6 +54,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import ray
 import torch
 from publish_parts import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
@@ -52,8 +69,12 @@ from rlsync import RayBoardScheme, SyncWeights
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
+from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.ray.learner import RayTransport
-from rlsync.transport.ray.receiver import RayHandle
+from rlsync.transport.ray.mailbox_actor import Question, start_mailbox
+from rlsync.transport.ray.receiver import BoardReport, RayHandle
+from rlsync.transport.relay.image import digest_of
+from rlsync.transport.relay.mailbox import Message, Request
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
     "RayBoardScheme": partial(RayBoardScheme, prove=False),
@@ -62,6 +83,9 @@ SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
 ACTORS = 2
 ARRIVES_WITHIN_S = 60.0
 LATE = 3
+IMAGES_MB = (0.1, 1.0, 6.3, 64.0)
+SETTLES_S = 1.0
+ROUNDS = 5
 
 
 def make_actors(policy: BulkPolicy, scheme: WeightSyncScheme, frames: int) -> RayCollector:
@@ -138,6 +162,9 @@ class Worker:
             self._subscriber.adopt()
             time.sleep(1e-3)
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def joined(self) -> float:
         """How long it took until it had the newest version, seconds."""
         return self.joined_s
@@ -187,6 +214,115 @@ def measure_nodes(count: int, policy: BulkPolicy, trials: int, store_mb: int) ->
         "came_elsewhere_mb": statistics.median(came[WARM_UP:]) / 1e6,
         "late_ms": 1e3 * statistics.median(joined),
     }
+
+
+def measure_limits(receivers: list[int], trials: int, store_mb: int) -> dict[str, Any]:
+    """What calls and copies cost on one node."""
+    policy = BulkPolicy(*MODELS["mlp"])
+    with cluster_of(1, store_mb):
+        rows = {str(count): measure_calls(count, policy, trials) for count in receivers}
+        calls = measure_mailbox(1000)
+        images = {str(mb): measure_copies(mb, trials) for mb in IMAGES_MB}
+    slopes = {}
+    for name in rows[str(receivers[0])]:
+        slope, _ = np.polyfit(receivers, [row[name] for row in rows.values()], 1)
+        slopes[name] = float(slope)
+    return {
+        "seconds_each": SETTLES_S,
+        "receivers": rows,
+        "per_receiver": slopes,
+        "calls": calls,
+        "images_mb": images,
+    }
+
+
+def measure_calls(count: int, policy: BulkPolicy, trials: int) -> dict[str, float]:
+    """So many receivers, a version after the other."""
+    layout = Layout.build({"policy": Leaves(policy, "policy").specs()})
+    tensors = [parameter.detach() for parameter in policy.parameters()]
+    transport = RayTransport()
+    try:
+        transport.lay_out(layout)
+        transport.publish(tensors, stamp=Stamp(1, 1))
+        (place,) = ray.nodes()
+        workers = [start_worker(transport.handle, n, place["NodeID"]) for n in range(count)]
+        ray.get([worker.joined.remote() for worker in workers])
+        mailbox = psutil.Process(ray.get(transport.mailbox.__ray_call__.remote(pid_of)))
+        receivers = [psutil.Process(ray.get(worker.pid.remote())) for worker in workers]
+        rows = []
+        for version in range(2, 2 + WARM_UP + trials):
+            before = [_cpu_s([mailbox]), _cpu_s([psutil.Process()]), _cpu_s(receivers)]
+            transport.publish(tensors, stamp=Stamp(1, version))
+            published = time.monotonic()
+            time.sleep(SETTLES_S)  # all is reported then, and no call of this program is in between
+            after = [_cpu_s([mailbox]), _cpu_s([psutil.Process()]), _cpu_s(receivers)]
+            last = max(ray.get([worker.adopted.remote(version) for worker in workers]))
+            spent = [1e3 * (b - a) for a, b in zip(before, after, strict=True)]
+            rows.append([*spent, 1e3 * (last - published)])
+    finally:
+        transport.close()
+        transport.end_mailbox()
+    names = ("mailbox_cpu_ms", "learner_cpu_ms", "receivers_cpu_ms", "adopted_ms")
+    rows = rows[WARM_UP:]
+    # The clock of processor time ticks every 10 ms, so a few trials together; and the least of these.
+    groups = [np.mean(each, axis=0) for each in np.array_split(rows, max(1, trials // 5))]
+    figures = dict(zip(names, np.min(groups, axis=0).tolist(), strict=True))
+    return figures | {"adopted_ms": float(np.median(rows, axis=0)[-1])}
+
+
+def measure_mailbox(calls: int) -> dict[str, float]:
+    """Processor time of a mailbox for one call: a report of a worker, and an ask that gets a message."""
+    mailbox = start_mailbox()
+    process = psutil.Process(ray.get(mailbox.__ray_call__.remote(pid_of)))
+    image = ray.put(torch.ones(1000).numpy())
+    status = ReaderStatus(0, os.getpid(), True, "running", 1, 0, 0.1)
+    report = pickle.dumps(BoardReport("node", Stamp(1, 1), (status,), {}))
+    message = Message(Stamp(1, 1), digest=0, image_bytes=1000, address=image)
+    ray.get(mailbox.post.remote(message, Question()))
+    figures = {}
+    for name, call in (
+        ("report_ms", lambda number: mailbox.report.remote(f"node {number}", report)),
+        # one node: others would wait until it has the version
+        ("ask_ms", lambda number: mailbox.ask.remote(Request("node"), 0)),
+    ):
+        each_s = []
+        for _ in range(ROUNDS):
+            spent_s = _cpu_s([process])
+            for _ in range(0, calls, 100):  # of a hundred nodes
+                ray.get([call(number) for number in range(100)])
+            each_s.append((_cpu_s([process]) - spent_s) / calls)
+        figures[name] = 1e3 * min(each_s)
+    ray.kill(mailbox, no_restart=True)
+    return figures
+
+
+def pid_of(_: object) -> int:
+    """The process of an actor."""
+    return os.getpid()
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return sum(each.user + each.system for each in times)
+
+
+def measure_copies(mb: float, trials: int) -> dict[str, float]:
+    """One size of an image: the fastest of all trials, ms."""
+    image = torch.ones(int(mb * 1e6 / 8), dtype=torch.int64).view(torch.uint8)
+    times: dict[str, list[float]] = {"put_ms": [], "get_ms": [], "digest_ms": []}
+    for _ in range(max(3, min(trials, int(1000 / mb)))):
+        began = time.monotonic()
+        address = ray.put(image.numpy())
+        put = time.monotonic()
+        array = ray.get(address)
+        got = time.monotonic()
+        digest_of(torch.from_numpy(array.copy()))
+        ended = time.monotonic()
+        del array, address
+        times["put_ms"].append(1e3 * (put - began))
+        times["get_ms"].append(1e3 * (got - put))
+        times["digest_ms"].append(1e3 * (ended - got))
+    return {name: min(each) for name, each in times.items()}
 
 
 def _bytes_elsewhere(here: str) -> int:
@@ -242,8 +378,11 @@ def compare_nodes(given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", nargs="?", choices=["schemes", "nodes"], default="schemes")
+    parser.add_argument(
+        "what", nargs="?", choices=["schemes", "nodes", "limits"], default="schemes"
+    )
     parser.add_argument("--nodes", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--receivers", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument(
         "--models", nargs="+", choices=list(MODELS), default=["mlp", "resnet", "100mb"]
     )
@@ -254,7 +393,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    found = compare_nodes(given) if given.what == "nodes" else compare_schemes(given)
+    if given.what == "limits":
+        found = measure_limits(given.receivers, given.trials, given.store_mb)
+        print(json.dumps(found, indent=2))
+    elif given.what == "nodes":
+        found = compare_nodes(given)
+    else:
+        found = compare_schemes(given)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n")
     return 0

@@ -2,36 +2,48 @@
 
 python docs/pictures.py              # all, takes a few minutes
 python docs/pictures.py explain.svg  # one of them
+
+Those of the gallery are what the commands on its page make. They need chromium, for a page in a browser.
 """
 
 from __future__ import annotations
 
+import atexit
 import io
+import os
 import re
 import runpy
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from PIL import Image
 from results import rows_of
 from rich.console import Console
 
-from rlsync.runs.cli import explain, plot, watch
+from rlsync.runs.cli import explain, watch
 from rlsync.runs.cli.panels import COLOURS
+from rlsync.runs.life.run_folder import RecordedRun
 from rlsync.runs.life.state import status_of
+from rlsync.runs.recipes.run_files import statistics_in
 
 PICTURES = Path(__file__).parent / "pictures"
 #: Inches, and dots an inch: letters can be read where a phone makes the picture half as wide.
 WIDTH, DPI = 5.5, 140
+#: So few colours make a third of the bytes.
+COLOURS_OF_PNG = 64
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
@@ -74,18 +86,116 @@ def draw_terminal(picture: Path, text: str, title: str, width: int) -> None:
     picture.write_text(_WEB_FONT.sub("", drawn))
 
 
-def draw_plot(picture: Path) -> None:
-    """The picture that ``rlsync plot`` draws of a short run of the actor-learner."""
-    with TemporaryDirectory() as folder:
-        run = f"{folder}/run"
-        train = [
-            "recipe=impala",
-            "recipe.total_frames=100000",
-            "recipe.target_return=null",
-            f"run_dir={run}",
-        ]
-        subprocess.run([sys.executable, "-m", "rlsync", "train", *train], check=True)
-        plot.main([run, "--out", str(picture)])
+GALLERY = Path(__file__).parent / "gallery.md"
+#: Seconds for which a run has to have trained before its worker is killed.
+KILLED_AFTER_S = 1.0
+#: Of a longer output the end is shown.
+MOST_LINES = 20
+#: The least and the greatest width of a terminal.
+LETTERS = (80, 110)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture of the gallery and the commands that make it."""
+
+    picture: str
+    commands: tuple[str, ...]
+
+
+def gallery() -> Iterator[Shown]:
+    """What the page of the gallery shows, in its order."""
+    sections = re.findall(
+        r"\]\(pictures/(.+?)\)\n.*?```sh\n(.*?)```", GALLERY.read_text(), re.DOTALL
+    )
+    for picture, block in sections:
+        yield Shown(picture, tuple(block.replace("\\\n", "").splitlines()))
+
+
+@cache
+def gallery_folder() -> Path:
+    """Where the commands of the gallery are run, with the script of the quickstart as ``train.py``."""
+    folder = Path(mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    page = (GALLERY.parent / "quickstart.md").read_text()
+    scripts = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (script,) = (script for script in scripts if "__main__" in script)
+    (folder / "train.py").write_text(script)
+    return folder
+
+
+@cache
+def output_of(shown: Shown) -> str:
+    """Run the commands of a picture; what those print that train nothing, each below its command."""
+    output = ""
+    for command, following in pairwise([*shown.commands, ""]):
+        if following.startswith("kill "):
+            _run_and_kill_worker(command)
+        elif not command.startswith("kill "):
+            printed = _in_shell(command).communicate()[0]
+            if "rlsync train" not in command:
+                output += f"$ {command}\n{printed}\n"
+    folder = str(gallery_folder())
+    return output.replace(f"{folder}/", "").replace(folder, "this folder").strip("\n")
+
+
+def _in_shell(command: str) -> subprocess.Popen[str]:
+    """A command of the gallery, with the ``rlsync`` of this interpreter."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        cwd=gallery_folder(),
+        env=os.environ | {"PATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run_and_kill_worker(command: str) -> None:
+    (run,) = (
+        word.partition("=")[2] for word in shlex.split(command) if word.startswith("run_dir=")
+    )
+    folder = gallery_folder() / run
+    training = _in_shell(command)
+    while (statistics := statistics_in(folder)) is None or statistics.seconds < KILLED_AFTER_S:
+        time.sleep(0.1)
+    os.kill(status_of(folder).workers[0].pid, signal.SIGKILL)
+    training.communicate()
+    if not any(rollout.life for rollout in RecordedRun(folder).lives[-1].rollouts):
+        raise RuntimeError(f"the run ended before its worker was started again: {command}")
+
+
+def draw_of_gallery(picture: Path) -> None:
+    """What the last command of a picture prints or writes; the commands above it on the page are run first."""
+    for shown in gallery():
+        if shown.picture in DRAWN and DRAWN[shown.picture] is not draw_of_gallery:
+            continue
+        output = output_of(shown)
+        if shown.picture == picture.name:
+            break
+    words = shlex.split(shown.commands[-1])
+    if picture.suffix == ".svg":
+        lines = output.splitlines()
+        if len(lines) > MOST_LINES:
+            lines[1 : 2 - MOST_LINES] = ["..."]
+        longest = max(map(len, lines))
+        narrowest, widest = LETTERS
+        width = max(narrowest, min(longest, widest))
+        draw_terminal(picture, "\n".join(lines), " ".join(words[:2]), width)
+        return
+    (option,) = {"--out", "--video"}.intersection(words)
+    written = gallery_folder() / words[words.index(option) + 1]
+    if written.suffix == ".html":
+        draw_page(picture, written)
+    else:
+        shutil.copy(written, picture)
+
+
+def draw_page(picture: Path, page: Path) -> None:
+    """What a browser shows of the beginning of a page."""
+    browser = ["chromium", "--headless=new", "--no-sandbox", "--hide-scrollbars"]
+    window = ["--window-size=1000,1300", f"--screenshot={picture}"]
+    subprocess.run([*browser, *window, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
 
 
 def draw_crashes(picture: Path) -> None:
@@ -139,10 +249,17 @@ def draw_silent_sync(picture: Path) -> None:
     runpy.run_path(str(example))["main"](figure=str(picture))
 
 
-def draw_pong(picture: Path) -> None:
-    """The returns in ``results/pong.csv``, over steps and over minutes."""
+#: The runs of results/pong.csv that are drawn with ppo and dqn.
+PEERS_OF_PPO = ("ppo", "dqn", "Stable-Baselines3", "Sample Factory")
+
+
+def draw_pong(picture: Path, *, of_ppo: bool) -> None:
+    """The returns in ``results/pong.csv``, over steps and over minutes: of ppo, dqn and their peers, or others."""
     curves: dict[str, dict[str, list[tuple[float, ...]]]] = {}
     for row in rows_of("pong.csv"):
+        is_of_ppo = row["run"].startswith(PEERS_OF_PPO)
+        if of_ppo != is_of_ppo and not row["run"].startswith("Sample Factory"):
+            continue
         point = tuple(float(row[key]) for key in ("frames", "seconds", "return"))
         curves.setdefault(row["run"], {}).setdefault(row["seed"], []).append(point)
     figure = Figure((WIDTH, 6), layout="constrained")
@@ -193,6 +310,10 @@ OFF_POLICY = {
         Contender("SB3 TD3", SB3, "td3"),
     ),
     "Hopper-v5": MUJOCO,
+    "Pendulum-v1 from pixels": (
+        Contender("sac", "rlsync", "sac", "env=rendered_pendulum"),
+        Contender("recipe.lr=0.001", "rlsync", "sac", "env=rendered_pendulum; recipe.lr=0.001"),
+    ),
 }
 SHEEPRL = Contender("sheeprl", "sheeprl", "dreamer_v3", "lr=0.001 for all parts")
 DREAMER = {
@@ -262,13 +383,38 @@ def draw_steps(picture: Path, results: str, group: str, goal: str) -> None:
     figure.savefig(picture, dpi=DPI)
 
 
+def draw_nodes(picture: Path) -> None:
+    """The ages in ``results/nodes.csv`` over nodes, a line for each model, a panel for each speed of links."""
+    rows = rows_of("nodes.csv", relay="waves", wanted_per_s="10", slow_share="0.0")
+    speeds = sorted({float(row["gbit"]) for row in rows})
+    sizes = sorted({float(row["model_mb"]) for row in rows})
+    figure = Figure((WIDTH, 6), layout="constrained")
+    panels = figure.subplots(len(speeds), sharex=True, sharey=True)
+    for axes, speed in zip(panels, speeds, strict=True):
+        for size, colour in zip(sizes, COLOURS, strict=False):
+            points = []
+            for row in rows:
+                if (float(row["gbit"]), float(row["model_mb"])) == (speed, size):
+                    points.append((int(row["nodes"]), float(row["age_s"])))
+            nodes, ages = np.array(sorted(points)).T
+            label = f"{size:g} MB" if axes is panels[0] else None
+            axes.plot(nodes, ages, "o-", color=colour, label=label)
+        axes.set(title=f"links of {speed:g} Gbit/s", xscale="log", yscale="log")
+        axes.axhline(2.0, color="grey", linewidth=0.5)
+        axes.set_ylabel("age of the oldest, s")
+    panels[-1].set_xlabel("nodes")
+    figure.legend(fontsize="small", loc="outside lower center", ncols=len(sizes))
+    figure.savefig(picture, dpi=DPI)
+
+
 DRAWN: dict[str, Callable[[Path], None]] = {
     "explain.svg": draw_explain,
     "status.svg": draw_status,
-    "plot.png": draw_plot,
-    "pong.png": draw_pong,
+    "pong.png": partial(draw_pong, of_ppo=False),
+    "pong_ppo.png": partial(draw_pong, of_ppo=True),
     "silent_sync.png": draw_silent_sync,
     "crashes.png": draw_crashes,
+    "nodes.png": draw_nodes,
     "off_policy.png": partial(draw_returns, results="off_policy", panels=OFF_POLICY),
     "dreamer.png": partial(draw_returns, results="dreamer", panels=DREAMER),
     "laser.png": partial(draw_steps, results="laser", group="algorithm", goal="a return of 450"),
@@ -276,13 +422,17 @@ DRAWN: dict[str, Callable[[Path], None]] = {
         draw_steps, results="half_precision", group="acts_in", goal="a return of 475"
     ),
 }
+DRAWN |= {shown.picture: draw_of_gallery for shown in gallery() if shown.picture not in DRAWN}
 
 
 def main(names: list[str]) -> None:
     """Draw the pictures with these names, or all pictures."""
     PICTURES.mkdir(exist_ok=True)
     for name in names or DRAWN:
-        DRAWN[name](PICTURES / name)
+        picture = PICTURES / name
+        DRAWN[name](picture)
+        if picture.suffix == ".png":
+            Image.open(picture).convert("RGB").quantize(COLOURS_OF_PNG).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

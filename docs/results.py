@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from rlsync.runs.cli.over_seeds import OverSeeds
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = FOLDER / "index.md"
 SB3 = "stable-baselines3"
+SB3_PPO = "stable-baselines3 2.9.2"  # of the curves of ppo
 HEAD = """# All recipes
 
 | recipe | task | measured | rlsync | peer | command |
@@ -58,24 +59,10 @@ class Row:
 
 
 def shown(numbers: Sequence[float]) -> str:
-    told = f"{middle(np.asarray(numbers)):,.0f}"
+    over = OverSeeds.of(numbers)
     if len(numbers) == 1:
-        return f"{told} (one seed)"
-    low, high = interval(np.asarray(numbers))
-    return f"{told} ({low:,.0f} to {high:,.0f}; {len(numbers)})"
-
-
-def middle(numbers: np.ndarray) -> np.ndarray:
-    """The mean of the middle half, of each row: a quarter of the numbers is left out at either end."""
-    cut = numbers.shape[-1] // 4
-    ordered = np.sort(numbers, -1)
-    return ordered[..., cut : numbers.shape[-1] - cut].mean(-1)
-
-
-def interval(numbers: np.ndarray) -> tuple[float, float]:
-    drawn = np.random.default_rng(0).choice(numbers, (10_000, len(numbers)))
-    low, high = np.percentile(middle(drawn), (2.5, 97.5))
-    return float(low), float(high)
+        return f"{over.iqm:,.0f} (one seed)"
+    return f"{over.iqm:,.0f} ({over.low:,.0f} to {over.high:,.0f}; {len(numbers)})"
 
 
 def rows_of(file: str, **which: str) -> list[dict[str, str]]:
@@ -124,6 +111,7 @@ def best(replay: str) -> list[float]:
 def rows() -> list[Row]:
     off, dreamer, cartpole, pendulum = "off_policy.csv", "dreamer.csv", "CartPole-v1", "Pendulum-v1"
     cheetah, hopper = "HalfCheetah-v5", "Hopper-v5"
+    pixels = "Pendulum-v1 from pixels"
 
     def learned(
         ours: tuple[str, ...],
@@ -154,7 +142,11 @@ def rows() -> list[Row]:
             [*map(after(frames + 5_000), curves("ppo.csv", "return_mean", env=env, options=which))]
             for which in (options, other)
         )
-        peer, peers = (f"`{other}`", others) if other else ("", [])
+        peer, peers = "", []
+        if other:
+            peer, peers = f"`{other}`", others
+        if other == SB3_PPO:
+            peer = "SB3"
         measured = f"return after {frames:,} frames"
         page = f"ppo.md#{section}"
         return Row(
@@ -179,7 +171,7 @@ def rows() -> list[Row]:
             f"{until} 475",
             steps("ppo_cartpole.csv", num_envs="8"),
         ),
-        on_policy(cheetah, "mujoco", 1_000_000, "env=halfcheetah", ""),
+        on_policy(cheetah, "mujoco", 1_000_000, "env=halfcheetah", "", SB3_PPO),
         on_policy(hopper, "mujoco", 1_000_000, "env=hopper", ""),
         on_policy(
             "CartPole-v1 without velocities",
@@ -206,6 +198,14 @@ def rows() -> list[Row]:
         ),
         replay("sac", pendulum, 9_500, "pendulum-v1-sac-and-td3"),
         replay("td3", pendulum, 9_500, "pendulum-v1-sac-and-td3"),
+        Row(
+            "sac",
+            pixels,
+            "off_policy.md#pendulum-v1-from-pixels-sac",
+            "return after 8,000 frames",
+            [*map(after(8_000), runs(off, "rlsync", "sac", pixels, "env=rendered_pendulum"))],
+            more=" env=rendered_pendulum",
+        ),
         *(
             replay(recipe, env, 100_000, "mujoco", more=f" env.id={env} recipe.total_frames=100000")
             for recipe, env in (("sac", cheetah), ("sac", hopper), ("td3", cheetah))
@@ -238,14 +238,19 @@ def rows() -> list[Row]:
             Row(
                 recipe,
                 "Pong",
-                "actor_learner.md#pong-from-pixels",
+                f"{page}.md#pong-from-pixels",
                 f"{until} 18",
                 pong(f"{recipe}, as shipped"),
                 "Sample Factory",
                 pong("Sample Factory 2.1.1"),
                 more=" env=pong recipe.update_dtype=bfloat16",
             )
-            for recipe in ("impala", "laser")
+            for recipe, page in (
+                ("impala", "actor_learner"),
+                ("laser", "actor_learner"),
+                ("ppo", "ppo"),
+                ("dqn", "ppo"),
+            )
         ),
         learned(
             (dreamer, "rlsync", "dreamer_v1", pendulum, ""),

@@ -12,7 +12,7 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import Any as _Any
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 
 def _lazily(

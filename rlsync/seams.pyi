@@ -26,7 +26,7 @@ from rlsync.tensors import device as device, sendable as sendable, target as tar
 from rlsync.tensors.digest import all_finite as all_finite, digest as digest
 from rlsync.tensors.layout import dtype_named as dtype_named, Layout as Layout
 from rlsync.tensors.leaves import Leaves as Leaves
-from rlsync.transport import shared_file as shared_file
+from rlsync.transport import bell as bell, shared_file as shared_file
 from rlsync.transport.board.format import (
     BoardWatch as BoardWatch,
     DATA_AT as DATA_AT,
@@ -41,7 +41,6 @@ from rlsync.transport.contract import (
 )
 from rlsync.transport.ray.learner import RayTransport as RayTransport
 from rlsync.transport.ray.receiver import NodeReceiver as NodeReceiver
-from rlsync.transport.rules import pauses as pauses
 from rlsync.sync import (
     acts as acts,
     families as families,

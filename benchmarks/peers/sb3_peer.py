@@ -6,11 +6,21 @@
 
     PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm ppo --env CartPole-v1 --num-envs 8 --frames 20480
 
+    PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm ppo --env HalfCheetah-v5 --frames 1000000 --seed 0
+                                             --episodes-every 20000 --out FILE.csv
+
+    PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm ppo --env ALE/Pong-v5 --frames 10000000 --seed 0
+                                             --target-return 18 --threads 2 --episodes-every 8000
+                                             --out FILE.csv
+
 With ``--package sbx`` the learner (sac, td3) is SBX's: the same in jax, which is asked for one thread,
 and takes more than one core all the same.
 It reports its frames and updates. With ``--evaluate-every`` it plays greedily between two updates and writes
 the returns as CSV; that time is not in the seconds of the file, nor in those that it reports. It ends when
-these returns reach ``--target-return``; without evaluations, when those of the last 20 episodes do.
+these returns reach ``--target-return``; without evaluations, when those of the last 20 episodes do. With
+``--episodes-every`` the file has the mean return of the last 20 episodes of training instead, without a pause.
+``ppo`` has rl-zoo3's settings on HalfCheetah-v5 and Hopper-v5, and both it and ``dqn`` on games of Atari,
+which they play as ``env=pong`` of rlsync does (``--threads`` are those of torch).
 """
 
 from __future__ import annotations
@@ -24,6 +34,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -31,20 +42,51 @@ import torch
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 REPORT_EVERY_S = 0.5
 EVALUATION_SEED = 100_000
 NEVER = 10**9
+NEWEST_EPISODES = 20
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # of jax
+
+
+# Of https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml, as in configs/tuned/ppo_*.yaml of rlsync.
+ZOO: dict[str, dict[str, Any]] = {
+    "HalfCheetah-v5": {
+        "batch_size": 64,
+        "gamma": 0.98,
+        "learning_rate": 2.0633e-05,
+        "ent_coef": 0.000401762,
+        "clip_range": 0.1,
+        "n_epochs": 20,
+        "gae_lambda": 0.92,
+        "max_grad_norm": 0.8,
+        "vf_coef": 0.58096,
+    },
+    "Hopper-v5": {
+        "batch_size": 32,
+        "gamma": 0.999,
+        "learning_rate": 9.80828e-05,
+        "ent_coef": 0.00229519,
+        "clip_range": 0.2,
+        "n_epochs": 5,
+        "gae_lambda": 0.99,
+        "max_grad_norm": 0.7,
+        "vf_coef": 0.835671,
+    },
+}
 
 
 def model_of(options: argparse.Namespace) -> BaseAlgorithm:
     """The learner; without options it has the values of configs/recipe, and for dqn of configs/tuned."""
     if options.algorithm == "ppo":
         return ppo_of(options)
+    if options.algorithm == "dqn" and is_game(options.env):
+        return game_dqn_of(options)
     env = gymnasium.make(options.env)
     if options.algorithm == "dqn":
         return DQN(
@@ -87,7 +129,11 @@ def model_of(options: argparse.Namespace) -> BaseAlgorithm:
 
 
 def ppo_of(options: argparse.Namespace) -> PPO:
-    """PPO with 2,048 frames a batch from all environments together."""
+    """PPO with 2,048 frames a batch from all environments together, or with rl-zoo3's settings."""
+    if is_game(options.env):
+        return game_ppo_of(options)
+    if options.env in ZOO:
+        return zoo_ppo_of(options)
     return PPO(
         "MlpPolicy",
         make_vec_env(options.env, options.num_envs, seed=options.seed),
@@ -97,6 +143,75 @@ def ppo_of(options: argparse.Namespace) -> PPO:
         n_epochs=4,
         ent_coef=0.0,
         policy_kwargs={"net_arch": [64, 64]},
+        device=options.device,
+        seed=options.seed,
+    )
+
+
+def zoo_ppo_of(options: argparse.Namespace) -> PPO:
+    """PPO as rl-zoo3 trains it on a task of MuJoCo: one environment, observations and rewards normalised."""
+    settings = ZOO[options.env]
+    envs = make_vec_env(options.env, 1, seed=options.seed)
+    return PPO(
+        "MlpPolicy",
+        VecNormalize(envs, gamma=settings["gamma"]),
+        n_steps=512,
+        policy_kwargs={
+            "log_std_init": -2,
+            "ortho_init": False,
+            "activation_fn": torch.nn.ReLU,
+            "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+        },
+        device=options.device,
+        seed=options.seed,
+        **settings,
+    )
+
+
+def is_game(env: str) -> bool:
+    return env.startswith("ALE/")
+
+
+def games(options: argparse.Namespace, count: int) -> VecEnv:
+    """Environments with AtariWrapper's preprocessing, four pictures each, without sticky actions."""
+    gymnasium.register_envs(importlib.import_module("ale_py"))
+    plain = {"frameskip": 1, "repeat_action_probability": 0.0}
+    return VecFrameStack(
+        make_atari_env(options.env, count, seed=options.seed, env_kwargs=plain), n_stack=4
+    )
+
+
+def game_ppo_of(options: argparse.Namespace) -> PPO:
+    """PPO as rl-zoo3 trains it on a game of Atari."""
+    return PPO(
+        "CnnPolicy",
+        games(options, 8),
+        learning_rate=lambda remaining: 2.5e-4 * remaining,
+        clip_range=lambda remaining: 0.1 * remaining,
+        n_steps=128,
+        batch_size=256,
+        n_epochs=4,
+        ent_coef=0.01,
+        vf_coef=0.5,
+        device=options.device,
+        seed=options.seed,
+    )
+
+
+def game_dqn_of(options: argparse.Namespace) -> DQN:
+    """DQN as rl-zoo3 trains it on a game of Atari."""
+    return DQN(
+        "CnnPolicy",
+        games(options, 1),
+        learning_rate=1e-4,
+        buffer_size=100_000,
+        learning_starts=100_000,
+        batch_size=32,
+        train_freq=4,
+        gradient_steps=1,
+        target_update_interval=1_000,
+        exploration_fraction=0.1,
+        exploration_final_eps=0.01,
         device=options.device,
         seed=options.seed,
     )
@@ -113,8 +228,9 @@ class Report(BaseCallback):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
         self._options = options
-        self._env = gymnasium.make(options.env)
-        self._env.reset(seed=EVALUATION_SEED + options.seed)
+        if options.evaluate_every:
+            self._env = gymnasium.make(options.env)
+            self._env.reset(seed=EVALUATION_SEED + options.seed)
         self._began_s = self._next_s = self._evaluating_s = 0.0
         self.rows: list[dict[str, float]] = []
         self.reached = False
@@ -126,6 +242,9 @@ class Report(BaseCallback):
         every = self._options.evaluate_every
         if every and self.num_timesteps % every == 0:
             self._evaluate()
+        every = self._options.episodes_every
+        if every and self.num_timesteps % every == 0:
+            self._keep(self._newest_episodes(), time.monotonic())
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + REPORT_EVERY_S
@@ -148,8 +267,11 @@ class Report(BaseCallback):
     def _mean_return(self) -> float:
         if self._options.evaluate_every:
             return self.rows[-1]["return_mean"] if self.rows else -math.inf
-        newest = [episode["r"] for episode in self.model.ep_info_buffer][-20:]
-        return float(np.mean(newest)) if len(newest) == 20 else -math.inf
+        newest = self._newest_episodes()
+        return float(np.mean(newest)) if len(newest) == NEWEST_EPISODES else -math.inf
+
+    def _newest_episodes(self) -> list[float]:
+        return [episode["r"] for episode in self.model.ep_info_buffer][-NEWEST_EPISODES:]
 
     def _evaluate(self) -> None:
         began_s = time.monotonic()
@@ -161,6 +283,12 @@ class Report(BaseCallback):
             return_episode_rewards=True,
             warn=False,
         )
+        self._keep(returns, began_s)
+        self._evaluating_s += time.monotonic() - began_s
+
+    def _keep(self, returns: list[float], at_s: float) -> None:
+        if not returns:
+            return
         self.rows.append(
             {
                 "frames": self.num_timesteps,
@@ -168,10 +296,9 @@ class Report(BaseCallback):
                 "episodes": len(returns),
                 "return_mean": round(float(np.mean(returns)), 2),
                 "return_std": round(float(np.std(returns)), 2),
-                "seconds": round(began_s - self._began_s - self._evaluating_s, 1),
+                "seconds": round(at_s - self._began_s - self._evaluating_s, 1),
             }
         )
-        self._evaluating_s += time.monotonic() - began_s
         if self._options.out:
             self._write(self._options.out)
 
@@ -200,12 +327,14 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=NEVER)
     parser.add_argument("--evaluate-every", type=int, default=0, help="frames")
     parser.add_argument("--episodes", type=int, default=8)
+    parser.add_argument("--episodes-every", type=int, default=0, help="frames")
     parser.add_argument("--num-envs", type=int, default=1, help="of ppo")
     parser.add_argument("--total-frames", type=int, default=150_000, help="over which rates fall")
     parser.add_argument("--target-return", type=float)
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
     report = Report(options)
     model_of(options).learn(options.frames, callback=report)

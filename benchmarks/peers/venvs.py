@@ -55,7 +55,15 @@ SAMPLE_FACTORY = PeerVenv(
 )
 STABLE_BASELINES = PeerVenv(
     "stable_baselines3",
-    ("torch==2.13.0", "stable-baselines3==2.9.2", "mujoco>=3.1,<4", "imageio>=2.31", "packaging"),
+    (
+        "torch==2.13.0",
+        "stable-baselines3==2.9.2",
+        "mujoco>=3.1,<4",
+        "imageio>=2.31",
+        "packaging",
+        "ale-py==0.12.1",
+        "opencv-python-headless",
+    ),
 )
 SBX = PeerVenv("sbx", (*STABLE_BASELINES.pins, "sbx-rl==0.28.0"))
 RLOX = PeerVenv("rlox", ("torch==2.13.0", "rlox==1.2.0", "gymnasium>=1.1"))

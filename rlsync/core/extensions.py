@@ -17,6 +17,14 @@ TRANSPORTS = "rlsync.transports"
 
 BOARD = "board"  #: rlsync's own transport, the default
 
+#: Packages of 0.1 that have moved, and where to.
+MOVED = {
+    "rlsync.recipes": "rlsync.runs.recipes",
+    "rlsync.workers": "rlsync.runs.actors",
+    "rlsync.evaluation": "rlsync.runs.evaluation",
+    "rlsync.cli": "rlsync.runs.cli",
+}
+
 
 def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint]:
     """The entry points of a group by name, not imported. A ``shipped`` name cannot be taken over."""
@@ -38,6 +46,8 @@ def imported(point: EntryPoint, what: str, cure: str = "") -> Any:
         ours = f"install what is missing; python -c 'import {point.module}' shows the line"
         if isinstance(error, AttributeError):
             ours = f"name what {point.module} has, in the entry point"
+        if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
+            cure = f"write {MOVED[error.name]} in {point.module}: {error.name} has moved"
         raise ConfigError(
             f"a {what} cannot be imported: {first_line(error)}", where, cure or ours
         ) from error

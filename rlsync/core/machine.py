@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -86,10 +87,10 @@ def cure_of(refusal: OSError, folder: Path) -> str | None:
 
 def require_place(folder: Path, where: str, cure: str) -> None:
     """As :func:`require_writable`, for a folder that may have to be made, with those above it."""
-    require_writable(_place(folder), where, cure)
+    require_writable(existing_folder(folder), where, cure)
 
 
-def _place(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
     """The folder, or the first one above it that exists."""
     return next(each for each in (folder / "it").absolute().parents if each.exists())
 
@@ -111,7 +112,7 @@ def require_checkpoints(folder: Path, where: str) -> list[str]:
             lacks.append(name)
 
     try:
-        with TemporaryDirectory(dir=_place(folder), prefix=".rlsync-") as scratch:
+        with TemporaryDirectory(dir=existing_folder(folder), prefix=".rlsync-") as scratch:
             inner, file, new = (Path(scratch, name) for name in ("inner", "file", "new"))
             inner.mkdir()
             file.touch()
@@ -152,6 +153,9 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  #: the largest value that glibc accepts
 
 
 _CONTAINERS_MEMORY = Path("/sys/fs/cgroup/memory.max")
+_CONTAINERS_MEMORY_NOW = Path("/sys/fs/cgroup/memory.stat")
+_CONTAINERS_TASKS = Path("/sys/fs/cgroup/pids.max")
+_TASKS_NOW = Path("/sys/fs/cgroup/pids.current")
 
 
 def affine_cores() -> int:
@@ -169,6 +173,55 @@ def memory_bytes() -> int | None:
     with suppress(ValueError, OSError):  # "max", or another kind of machine
         sizes.append(int(_CONTAINERS_MEMORY.read_text()))
     return min(sizes, default=None)
+
+
+def free_memory_bytes() -> int | None:
+    """The memory that processes here may still take without swapping; None: not known."""
+    sizes = []
+    with suppress(KeyError, ValueError, OSError):  # another kind of machine
+        sizes.append(1024 * _numbers_in(Path("/proc/meminfo"))["MemAvailable:"])
+    with suppress(KeyError, ValueError, OSError):  # "max", or another kind of machine
+        now = _numbers_in(_CONTAINERS_MEMORY_NOW)
+        used = now["anon"] + now["shmem"] + now["kernel"]  # files are dropped when memory is wanted
+        sizes.append(int(_CONTAINERS_MEMORY.read_text()) - used)
+    return min(sizes, default=None)
+
+
+def lacking(wanted_bytes: int, share: float) -> str:
+    """That the host lacks so much memory, in words; empty if it is no more than a share of what is free."""
+    free_bytes = free_memory_bytes()
+    if free_bytes is None or wanted_bytes <= share * free_bytes:
+        return ""
+    return f"it wants {wanted_bytes / 1e9:.1f} GB of memory for a while, and {free_bytes / 1e9:.1f} GB are free"
+
+
+def _numbers_in(file: Path) -> dict[str, int]:
+    """By its first word, the number in each line of a file of the kernel."""
+    numbers = {}
+    for line in file.read_text().splitlines():
+        name, number, *_ = line.split()
+        numbers[name] = int(number)
+    return numbers
+
+
+def tasks_left() -> int | None:
+    """How many more processes and threads may be started here; None: nothing limits them that is known."""
+    left = []
+    with suppress(ValueError, OSError):  # "max", or another kind of machine
+        left.append(int(_CONTAINERS_TASKS.read_text()) - int(_TASKS_NOW.read_text()))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit >= 0 and os.geteuid() != 0:  # root has no such limit
+        left.append(limit - _tasks_of_this_user())
+    return min(left, default=None)
+
+
+def _tasks_of_this_user() -> int:
+    tasks = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if process.stat().st_uid == os.getuid():
+                tasks += len(list(process.joinpath("task").iterdir()))
+    return tasks
 
 
 def keep_freed_memory() -> None:

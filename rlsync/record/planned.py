@@ -15,18 +15,20 @@ from torch import Tensor
 from rlsync.core.errors import AdoptionTimeout, BoardClosed
 from rlsync.core.ledger import Stamp
 from rlsync.record.schedule import FixedLag, Rollout
+from rlsync.transport.bell import Bell
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.reader import BoardHandle, BoardReader
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Apply
-from rlsync.transport.rules import pauses
 from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
 
 _MAGIC = 0x4E414C50_4C52  # "RLPLAN"
-_FORMAT = 1
+_FORMAT = 2
 _TURN = PAGE_BYTES // 8  # a word: how often the learner has asked for a batch
 _OVER = _TURN + 1  # a word: whether the learner has given up the plan
-_BEGUN = _OVER + 1  # a word for each worker: how many rollouts of its plan have begun
+_CALLED = _OVER + 1  # a bell: the learner has published, asked for a batch, or ended
+_BEGAN = _CALLED + 1  # a bell: a worker has begun a rollout
+_BEGUN = _BEGAN + 1  # a word for each worker: how many rollouts of its plan have begun
 # Words for each worker: with which version the newest of them began, and which rollout that was.
 _VERSION = _BEGUN + fmt.MAX_READERS
 _NUMBER = _VERSION + fmt.MAX_READERS
@@ -73,6 +75,8 @@ class PlannedReader(BoardReader):
         self._by_turn = isinstance(self._plan, FixedLag)
         self._own, self._counts = handle.mark.open(handle.address, _BYTES, "plan of rollouts")
         self._at = _BEGUN + reader
+        self._called = Bell(self._counts, _CALLED)
+        self._began = Bell(self._counts, _BEGAN)
         first = _rollout_at(self._counts[self._at], self._plan)
         self._life: int | None = None
         if first is not None:
@@ -99,7 +103,8 @@ class PlannedReader(BoardReader):
         if planned is None and not self._stays:
             return super().adopt()
         waited_from = time.monotonic_ns()
-        for pause_s in pauses():
+        while True:
+            heard = self._called.read()
             if self.closed_by_learner or self._counts[_OVER]:
                 if self._stays:
                     raise BoardClosed("the learner has ended", f"worker {self.reader}", "")
@@ -110,12 +115,13 @@ class PlannedReader(BoardReader):
                 now = self.newest
             if planned is not None and planned.version <= now:
                 break
-            time.sleep(pause_s)
+            self._called.wait(heard)
             self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
             waited_from = self.waiting(waited_from)
         self._adopt_for(begun)
         self._acts = True
         self._counts[self._at] = begun + 1
+        self._began.ring()
         return self.version
 
     def _adopt_for(self, number: int) -> None:
@@ -144,10 +150,13 @@ class PlannedBoard(BoardWriter):
         self._stays = stays
         self.timeout_s = timeout_s
         self._order = order
-        self._by_turn = any(isinstance(rollouts, FixedLag) for rollouts in plan.values())
+        lags = [rollouts for rollouts in plan.values() if isinstance(rollouts, FixedLag)]
+        self._lag = lags[0] if lags else None  # that of all workers
         self._counted = SharedFile.create("rlsync-plan")
         self._counted.allocate(0, _BYTES)
         self._counts = self._counted.words(_BYTES, 0)
+        self._called = Bell(self._counts, _CALLED)
+        self._began = Bell(self._counts, _BEGAN)
         self._plan_mark = Mark.write(self._counts, _MAGIC, _FORMAT)
         self._slots.kept = self._begun_with
         #: Looks after the workers while a publish waits for them; whether the patience with them begins anew.
@@ -166,17 +175,20 @@ class PlannedBoard(BoardWriter):
     def turn(self) -> None:
         """The learner has learned from a batch, and asks for the next one."""
         self._counts[_TURN] += 1
+        if self._lag is None or self._lag.begins_with(self._counts[_TURN]):
+            self._called.ring()
 
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
         """Publish when all rollouts of older versions have begun; AdoptionTimeout if one does not begin."""
         deadline = time.monotonic() + self.timeout_s
-        if self._by_turn:
-            now = self._counts[_TURN]
-        else:
+        if self._lag is None:
             now = stamp.version - 1
-        for pause_s in pauses():
+        else:
+            now = self._counts[_TURN]
+        while True:
+            heard = self._began.read()
             late = self._late(now)
             if not late or self._counts[_OVER]:
                 break
@@ -191,21 +203,34 @@ class PlannedBoard(BoardWriter):
                 where = f"{', '.join(began)} of its planned rollouts"
                 cure = "look at what the worker does (py-spy dump --pid PID)"
                 raise AdoptionTimeout(problem, where, cure)
-            time.sleep(pause_s)
-        return super().publish(tensors, later, stamp=stamp)
+            self._began.wait(heard)
+        version = super().publish(tensors, later, stamp=stamp)
+        self._tell_of_version()
+        return version
+
+    def join(self) -> None:
+        super().join()
+        self._tell_of_version()  # what was copied meanwhile can be seen now
+
+    def _tell_of_version(self) -> None:
+        if self._lag is None:
+            self._called.ring()
 
     def _begun_with(self) -> Set[int]:
         """The versions with which the workers' newest rollouts began: who dies leaves one to be made again."""
-        return {self._counts[_VERSION + worker] for worker in self._plan}
+        return set(self._counts[_VERSION : _VERSION + len(self._plan)])
 
     def _late(self, version: int) -> list[int]:
         """The workers that have yet to begin a rollout with this version or an older one."""
-        late = []
-        for worker in self._plan:
-            rollout = self.next(worker)
-            if rollout is not None and rollout.version <= version:
-                late.append(worker)
-        return late
+        if self._lag is None:
+            next_ones = ((worker, self.next(worker)) for worker in self._plan)
+            return [
+                worker for worker, its in next_ones if its is not None and its.version <= version
+            ]
+        # All workers have one plan, and most are equally far.
+        begun = self._counts[_BEGUN : _BEGUN + len(self._plan)].tolist()
+        late = {number for number in set(begun) if self._lag[number].version <= version}
+        return [worker for worker, number in enumerate(begun) if number in late]
 
     def next(self, worker: int) -> Rollout | None:
         """The rollout that a worker begins next; None if its plan is over."""
@@ -218,7 +243,9 @@ class PlannedBoard(BoardWriter):
     def let_go(self) -> None:
         """Give up the plan: workers that do not stay go on with what they have, and no publish waits."""
         self._counts[_OVER] = not self._stays
+        self._called.ring()
 
     def close(self) -> None:
         super().close()
+        self._called.ring()
         self._counted.close()

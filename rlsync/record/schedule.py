@@ -142,6 +142,11 @@ class FixedLag(Sequence[Rollout]):
     def __len__(self) -> int:
         return sys.maxsize  # until the learner ends
 
+    def begins_with(self, version: int) -> bool:
+        """Whether there is a rollout of this version: with many workers most batches let none begin."""
+        learned = -(-(version - 1) * self.per_batch // self.workers)
+        return learned * self.workers // self.per_batch == version - 1
+
     @property
     def rollouts(self) -> Iterator[Rollout]:
         for number in count():

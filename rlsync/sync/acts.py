@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from rlsync.core import machine
 from rlsync.core.plan import listed
 from rlsync.sync.held import tensors_of
+from rlsync.sync.numbers import Numbers
 from rlsync.sync.outlives import Call, Episode, own_values
 from rlsync.sync.undisturbed import present_memory, random_states, set_random_states, undisturbed
 from rlsync.tensors.derived import keepers, outdate
@@ -32,6 +35,8 @@ _MANY = 24  #: with more leaves than this, gradients of one call speak for most 
 _CHOICES = 8
 #: calls after which leaves are not examined any more, where gradients do not speak for them
 _AT_MOST = 200
+#: A copy of the leaves is made if it takes less of it: other workers make theirs at the same time.
+_SHARE_OF_FREE_MEMORY = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ def _examined(
     # Would copies, in the memory that the parameters had before, act?
     copied = _findings(module, destination, speaking, alias=False, whole=whole, tries=tries)
     still_idle = set(copied.idle) & set(findings.idle)
-    return replace(findings, by_copy=not (copied.outlives or still_idle))
+    return replace(findings, by_copy=not (copied.why or copied.outlives or still_idle))
 
 
 def _findings(
@@ -208,17 +213,19 @@ def _findings(
     specs = _float_parameters(module, destination)
     if not specs:
         return _Findings()
+    copy_bytes = sum(spec.payload_bytes for spec in specs if not spec.tie)
+    lacking = machine.lacking(copy_bytes, _SHARE_OF_FREE_MEMORY)
+    if lacking and not alias:
+        return _Findings(why=lacking)
     with undisturbed(whole):
         idle, why = idle_leaves(module, destination, call, alias=alias, whole=whole)
+    why = why or lacking
     if why or len(idle) == sum(not spec.tie for spec in specs):
         return _Findings(idle, why=why)
     alias = alias and not is_compiled(module)
     episode = Episode(whole, Target(module, destination, specs), call, alias=alias)
-    olders = []
-    for number in range(1, 1 + tries):
-        image = _image(specs, number * len(specs))
-        olders.append([8 * tensor for tensor in image])
-    outlives, why = episode.outliving(olders, _image(specs, 0))
+    olders = (Numbers(specs, seed, by=8) for seed in range(1, 1 + tries))
+    outlives, why = episode.outliving(olders, Numbers(specs, 0))
     return _Findings(idle, outlives, why=why)
 
 
@@ -299,13 +306,13 @@ class _Probe:
         self._call = call
         self._adopt = target.alias if alias else target.copy
         self._target = target
+        self._number_of = {spec.name: i for i, spec in enumerate(specs)}
         self._calls = 0
 
     def begin(self, *, plain: bool, positive: bool) -> None:
         self._plain = plain
-        self._owners = _owners(self._specs)
-        self._image = _image(self._specs, 0, positive=positive)
-        self._adopt(self._image)
+        self._numbers = Numbers(self._specs, 0, positive=positive).views
+        self._adopt(self._numbers)
         self._outputs = self._digest()
 
     def repeats(self) -> bool:
@@ -316,26 +323,25 @@ class _Probe:
         if self._calls > _AT_MOST:
             return []
         if len(leaves) <= _MANY:
-            return [leaf for leaf in leaves if not self._moves({leaf})]
-        if not self._moves(set(leaves)):
+            return [leaf for leaf in leaves if not self._moves([leaf])]
+        if not self._moves(leaves):
             return list(leaves)
         middle = len(leaves) // 2
         return self.still(leaves[:middle]) + self.still(leaves[middle:])
 
-    def _moves(self, leaves: set[int]) -> bool:
+    def _moves(self, leaves: Sequence[int]) -> bool:
         """Whether the outputs are others with other values of these leaves alone."""
         # Larger ones, and larger still: a policy may report the largest of its weights, round, or choose.
         for times in (1, 2, 3):
-            seed = times * len(self._specs)
-            others: dict[int, Tensor] = {}
-            for i in leaves:
-                others[i] = _values(self._specs[i], seed + i, positive=False, by=8**times)
-            image = []
-            for owner, now in zip(self._owners, self._image, strict=True):
-                image.append(others.get(owner, now))
-            self._adopt(image)
+            changed = Numbers([self._specs[i] for i in leaves], times, by=8**times).views
+            others = dict(zip(leaves, changed, strict=True))
+            views = []
+            for i, spec in enumerate(self._specs):
+                owner = self._number_of[spec.tie or spec.name]
+                views.append(others.get(owner, self._numbers[i]))
+            self._adopt(views)
             moved = self._digest() != self._outputs
-            self._adopt(self._image)
+            self._adopt(self._numbers)
             if moved:
                 return True
         return False
@@ -346,63 +352,43 @@ class _Probe:
             return list(leaves)
         live = self._target.live
         needed = [tensor.requires_grad for tensor in live]
+        parts = [live[i] for i in leaves]
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 for tensor in live:
                     tensor.requires_grad_(True)
-                sums = []
-                for output in self._call(self._plain):
-                    if output.requires_grad and output.is_floating_point():
-                        sums.append((output.double().square() + output.double()).sum())
-                if not sums:
-                    return list(leaves)
-                parts = [live[i] for i in leaves]
-                grads = torch.autograd.grad(torch.stack(sums).sum(), parts, allow_unused=True)
+                moving = _move(self._call(self._plain), parts)
         # a part that cannot be differentiated: the leaves are changed one by one
         except RuntimeError:
             return list(leaves)
         finally:
             for tensor, before in zip(live, needed, strict=True):
                 tensor.requires_grad_(before)
-        unmoved = []
-        for leaf, grad in zip(leaves, grads, strict=True):
-            if grad is None or not grad.any():
-                unmoved.append(leaf)
-        return unmoved
+        return [leaf for leaf, moves in zip(leaves, moving, strict=True) if not moves]
 
     def _digest(self) -> int:
         self._calls += 1
         return digest(self._call(self._plain))
 
 
-def _owners(specs: Sequence[LeafSpec]) -> list[int]:
-    """For each leaf the number of the one whose memory it has."""
-    number = {spec.name: i for i, spec in enumerate(specs)}
-    return [number[spec.tie or spec.name] for spec in specs]
+def _move(outputs: Sequence[Tensor], parts: Sequence[Tensor]) -> list[bool]:
+    """For each part, whether a gradient says that it moves the outputs."""
+    sums = []
+    for output in outputs:
+        if output.requires_grad and output.is_floating_point():
+            sums.append((output.double().square() + output.double()).sum())
+    if not sums:
+        return [False] * len(parts)
+    with ExitStack() as hooks:
+        for part in parts:
+            hooks.callback(part.register_hook(_whether_any).remove)
+        grads = torch.autograd.grad(torch.stack(sums).sum(), parts, allow_unused=True)
+    return [grad is not None and bool(grad.any()) for grad in grads]
 
 
-def _image(specs: Sequence[LeafSpec], seed: int, *, positive: bool = False) -> list[Tensor]:
-    owners = _owners(specs)
-    values = {i: _values(specs[i], seed + i, positive=positive) for i in set(owners)}
-    return [values[i] for i in owners]
-
-
-def _values(spec: LeafSpec, seed: int, *, positive: bool, by: int = 1) -> Tensor:
-    """Fixed numbers for a leaf, none of them zero.
-
-    They are as large as those of a network at its start, or ``by`` times as large.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    size = torch.rand(spec.shape, generator=generator, device="cpu") / 2 + 0.5
-    sign = torch.randint(0, 2, spec.shape, generator=generator, device="cpu") * 2 - 1
-    inputs = 1
-    if spec.shape:
-        inputs = max(1, size.numel() // spec.shape[0])
-    if positive:
-        scaled = size / inputs
-    else:
-        scaled = size * sign / inputs**0.5
-    return (by * scaled).to(spec.dtype)
+def _whether_any(gradient: Tensor) -> Tensor:
+    """One number in place of a gradient: those of all parts together would be as large as the model."""
+    return gradient.any().to(gradient.dtype).expand_as(gradient)
 
 
 def _episodes(call: Call, policy: nn.Module) -> Call:

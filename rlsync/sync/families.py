@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -47,10 +48,15 @@ class _Popen(Popen):
         self._outlives = False
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None and flag == os.WNOHANG and not _can_be_read(self.sentinel):
+            return None  # as multiprocessing finds, in a tenth of its time
         code: int | None = super().poll(flag)
         if code != UNKNOWN or self._outlives or not self._lives():
             return code
-        sentinel = os.pidfd_open(self.pid)
+        try:
+            sentinel = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return code  # it has ended since
         self._outlives = True
         self.returncode = None
         self.sentinel = sentinel
@@ -62,6 +68,14 @@ class _Popen(Popen):
         if self._process is None or not hasattr(os, "pidfd_open"):
             return False
         return self._process.is_running() and process_state(self.pid) != "dead"
+
+
+def _can_be_read(descriptor: int) -> bool:
+    if not hasattr(select, "poll"):
+        return True  # not known
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class _Process(ForkServerProcess):

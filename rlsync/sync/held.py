@@ -69,7 +69,13 @@ def settings_of(module: object, where: str) -> dict[str, str]:
         if OF_EVERY_MODULE.isdisjoint(re.split(r"[.\[]", path)):
             if not isinstance(value, Tensor):
                 settings[path[1:]] = repr(value)
-            elif value.numel() and value not in leaves and not is_sharded(value):
+            # A template on the meta device, as TorchRL's TdMpc2QEnsemble holds one, has no numbers.
+            elif (
+                not value.is_meta
+                and value.numel()
+                and value not in leaves
+                and not is_sharded(value)
+            ):
                 settings[path[1:]] = f"{value.dtype} {digest([value]):x}"
     for path, part in root.named_modules():
         if isinstance(part, _DropoutNd):

@@ -22,6 +22,7 @@ from torch.autograd.graph import increment_version
 
 from rlsync.core.plan import POLICY
 from rlsync.sync.held import OF_EVERY_MODULE, settings_of, tensors_of
+from rlsync.sync.numbers import Numbers
 from rlsync.sync.undisturbed import random_states, set_random_states, undisturbed
 from rlsync.tensors.derived import KeepsDerived, keepers, outdate
 from rlsync.tensors.digest import digest
@@ -65,9 +66,7 @@ class Episode:
         self._numbers = random_states()
         self._drops = list(_drops_of_what_calls_make(policy, call))
 
-    def outliving(
-        self, olders: Iterable[Sequence[Tensor]], newer: Sequence[Tensor]
-    ) -> tuple[tuple[str, ...], str]:
+    def outliving(self, olders: Iterable[Numbers], newer: Numbers) -> tuple[tuple[str, ...], str]:
         """What acts with ``newer`` weights although older ones computed it, or why nobody can tell."""
         outputs = self._outputs(newer, newer, one_slot=False)
         if self._outputs(newer, newer, one_slot=False) != outputs:
@@ -92,24 +91,18 @@ class Episode:
                 return tuple(f"{POLICY}.{name}" for name in unsaid), ""
         return (), ""
 
-    def _outputs(
-        self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool
-    ) -> list[int]:
+    def _outputs(self, first: Numbers, last: Numbers, *, one_slot: bool) -> list[int]:
         """Digests of what the policy gives with the last weights: in this episode, and in another."""
         with self._acted(first, last, one_slot=one_slot):
             return [digest(self.call(False)), digest(self.call(True))]
 
-    def _holds(
-        self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool
-    ) -> dict[str, str]:
+    def _holds(self, first: Numbers, last: Numbers, *, one_slot: bool) -> dict[str, str]:
         """What the policy holds besides its leaves when the last weights have arrived."""
         with self._acted(first, last, one_slot=one_slot):
             return settings_of(self.policy, POLICY)
 
     @contextmanager
-    def _acted(
-        self, first: Sequence[Tensor], last: Sequence[Tensor], *, one_slot: bool
-    ) -> Iterator[None]:
+    def _acted(self, first: Numbers, last: Numbers, *, one_slot: bool) -> Iterator[None]:
         """The policy has acted with the first weights, and the last ones have just arrived."""
         adopt = self.target.alias if self.alias else self.target.copy
         parts = keepers([self.policy])
@@ -121,22 +114,22 @@ class Episode:
             set_random_states(self._numbers)
             if from_the_start:
                 # for what looks at the memory of the weights before they arrive
-                self.target.copy(last)
+                self.target.copy(last.views)
             buffers = list(_buffers(self.policy))
 
             # The policy acts with the first weights.
             if one_slot:
-                first = [tensor.clone() for tensor in first]
-            adopt(first)
+                first = first.elsewhere()
+            adopt(first.views)
             outdate(parts)
             self.call(True)
             self.call(False)
 
             # The last ones arrive, in the memory where the first ones were or in their own.
             if one_slot:
-                torch._foreach_copy_(list(first), list(last))
+                first.refill(last)
                 last = first
-            adopt(last)
+            adopt(last.views)
             # Buffers arrive with every version: statistics and states in them are no alarm.
             for part, name, values in buffers:
                 _refill(part, name, values)

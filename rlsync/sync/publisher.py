@@ -175,6 +175,13 @@ class Publisher:
         # A background copy may have made a version visible that was not joined yet.
         return max(self.ledger.version, self.transport.newest_stamp.version)
 
+    @property
+    def image_bytes(self) -> int:
+        """What a version takes in memory; 0 before the first."""
+        if self._laid is None:
+            return 0
+        return self._laid.layout.image_bytes
+
     def specs(self, destination: str) -> list[LeafSpec] | None:
         """The leaves of a destination in the workers; ``None`` while nobody can tell."""
         if self.leaves_at is None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 
 from torch import Tensor
 
+from rlsync.core import machine
 from rlsync.core.errors import ConfigError
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.sample import Image, Judgement, Sample, Shadow, sampling
@@ -27,6 +28,9 @@ from rlsync.transport.contract import Note, Subscriber
 Judge = Callable[[Sample, Sequence[Image]], Judgement]
 
 _IMAGES = 3  #: the version before the question, the newest one and the next
+#: The learner compares outputs if its copies of the model take less: of each image, and in the call of a part.
+_SHARE_OF_FREE_MEMORY = 0.5
+_COPIES = _IMAGES + 1
 _IMAGE_BYTES = 1 << 27  #: more while they take no more: with fast updates, rollouts begin later
 
 #: ``digests(parameters)``: of what acts now, by destination: of the parameters, or of all other leaves.
@@ -140,6 +144,7 @@ class Verification:
         self._published: dict[int, dict[str, Prints]] = {}
         self._watched_at: int | None = None  #: the newest version when :meth:`watch` was called
         self._judge: Judge | None = None
+        self._lacking = ""  # why there is no room to compare outputs
         #: by version, in order; 0 is the one before the question
         self._images: dict[int, Image] = {}
         self._judged: dict[int, Judgement] = {}
@@ -168,8 +173,16 @@ class Verification:
                 self._watched_at = publisher.version
             else:
                 self._watched_at = underway.stamp.version
-            publisher.compares = True
+            self._begin_to_compare()
             publisher.comparing_s = 0.0
+
+    def _begin_to_compare(self) -> None:
+        self._lacking = machine.lacking(_COPIES * self.publisher.image_bytes, _SHARE_OF_FREE_MEMORY)
+        self.publisher.compares = not self._lacking
+
+    @property
+    def _keeps_images(self) -> bool:
+        return self._judge is not None and not self._lacking
 
     @property
     def watched(self) -> bool:
@@ -197,7 +210,7 @@ class Verification:
         self._spent_s = {}
         if judge is not None:
             self._watched_at = None
-            self.publisher.compares = True
+            self._begin_to_compare()
         with self._counted():
             return self._ask()
 
@@ -205,7 +218,7 @@ class Verification:
         publisher = self.publisher
         newest = publisher.transport.newest_leaves()
         before = publisher.transport.leaves_before()
-        if self._judge is not None:
+        if self._keeps_images:
             self._images[0] = {}
             if before is not None:
                 self._images[0] = _copied(*before)
@@ -222,7 +235,7 @@ class Verification:
             news = self._hear()
         if not self._open:
             self._images = {}
-            self.publisher.compares = self._watched_at is not None
+            self.publisher.compares = self._watched_at is not None and not self._lacking
         if news.behaviour:
             slowest_s = max(self._spent_s.values(), default=0.0)
             news = replace(news, comparing_s=self.publisher.comparing_s + slowest_s)
@@ -260,7 +273,10 @@ class Verification:
     def _judgement(self, worker: int) -> Judgement:
         """Compare a worker's sample once."""
         if self._judge is not None and worker not in self._judged:
-            judged = Judgement(uncompared=("no sample of a version whose image was kept",))
+            why = "no sample of a version whose image was kept"
+            if self._lacking:
+                why = f"outputs: {self._lacking}"
+            judged = Judgement(uncompared=(why,))
             note = self.publisher.transport.note(worker, Note.SAMPLE)
             if note is not None:
                 sample = Sample.from_bytes(note)
@@ -306,7 +322,7 @@ class Verification:
                 leaves.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
         self._published[version] = {name: Prints.of(each) for name, each in leaves.items()}
 
-        if self._judge is not None:
+        if self._keeps_images:
             size = 1 + sum(tensor.nbytes for tensor in tensors if tensor is not None)
             at_most = max(_IMAGES, min(_IMAGE_BYTES // size, 32))
             if len(self._images) < at_most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,13 @@ from torch.autograd.graph import increment_version
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.device import Lanes, Moment, all_on_cpu, is_queued, queued_devices
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import Leaves, is_compiled_wrapper, memory_key, rebuild_state
+from rlsync.tensors.leaves import (
+    Leaves,
+    is_compiled_wrapper,
+    is_tensordict_params,
+    memory_key,
+    rebuild_state,
+)
 from rlsync.tensors.parts import memory_of, remade
 
 
@@ -237,17 +244,40 @@ def forget_memory(module: nn.Module) -> None:
 def materialise(module: nn.Module) -> None:
     """Give meta parameters and buffers CPU memory with undefined values. Ties between them are kept."""
     replacements: dict[int, Tensor] = {}
+
+    def replacement(tensor: Tensor) -> Tensor:
+        if id(tensor) not in replacements:
+            replacements[id(tensor)] = _materialised(tensor)
+        return replacements[id(tensor)]
+
     for owner in list(module.modules()):
+        if is_tensordict_params(owner):
+            # Its stores are made from a tensordict, which moves what it gets to its device: here the meta device.
+            # tensordict 0.14 clears that of the outer object alone.
+            owner._param_td.clear_device_()
+            with owner.unlock_():
+                for path, tensor in list(owner.items(include_nested=True, leaves_only=True)):
+                    if _lacks_memory(tensor):
+                        owner.set(path, replacement(tensor))
+            continue
         for store in (owner._parameters, owner._buffers):
             for key, tensor in list(store.items()):
-                if tensor is None or not any(part.is_meta for part in memory_of(tensor)):
-                    continue
-                if id(tensor) not in replacements:
-                    empty = remade(tensor, _with_memory)
-                    if isinstance(tensor, nn.Parameter):
-                        empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                    replacements[id(tensor)] = empty
-                setattr(owner, key, replacements[id(tensor)])
+                if _lacks_memory(tensor):
+                    setattr(owner, key, replacement(tensor))
+
+
+def _materialised(tensor: Tensor) -> Tensor:
+    empty = remade(tensor, _with_memory)
+    match tensor:
+        case nn.Parameter():
+            return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        case nn.Buffer():
+            return nn.Buffer(empty)
+    return empty
+
+
+def _lacks_memory(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and any(part.is_meta for part in memory_of(value))
 
 
 def _with_memory(part: Tensor) -> Tensor:

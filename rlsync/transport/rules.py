@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, PublishError, WorkerLost
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
+from rlsync.transport.bell import pauses
 from rlsync.transport.contract import ReaderStatus, Transport
 
 Key = tuple[str, str]  #: a destination and the name of one of its leaves
@@ -100,14 +101,6 @@ def laid_out(transport: Transport) -> Layout:
         where = f"{type(transport).__name__}.publish"
         raise BoardClosed("nothing is laid out yet", where, "call lay_out first")
     return transport.layout
-
-
-def pauses() -> Iterator[float]:
-    """Seconds to pause between two looks at the other side's locks, longer each time."""
-    pause_s = 50e-6
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, 1e-3)
 
 
 def await_adoption(

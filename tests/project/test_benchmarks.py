@@ -26,6 +26,7 @@ from tests.tools.programs import ENDS_WITHIN_S, fresh_python
 
 pytestmark = pytest.mark.processes
 
+needs_simpy = pytest.mark.skipif(find_spec("simpy") is None, reason="needs the extra rlsync[dev]")
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]")
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -74,7 +75,7 @@ def main():
         assert {{life.pid_of("sampler", chance) for _ in range(50)}} == samplers
         (evaluator,) = {{life.pid_of("evaluator", chance) for _ in range(50)}}
         os.kill(evaluator, signal.SIGKILL)
-        told = f"the evaluator (pid {{evaluator}}) killed by SIGKILL"
+        told = f"the evaluator (pid {{evaluator}}) was killed by SIGKILL"
         assert kills.until(lambda: told in life.output()), life.output()
     finally:
         life.destroy()
@@ -138,6 +139,18 @@ def test_the_footprint_of_a_board_is_one_descriptor_a_worker_however_many_tensor
     assert len({row["worker_descriptors"] for row in rows}) == 1
     assert all(row["grown_bytes"] > 0 for row in rows)
     assert "| 200 | 2 |" in table.read_text()
+
+
+@pytest.mark.thorough
+def test_many_workers_are_measured_and_each_has_the_descriptors_of_one(tmp_path: Path) -> None:
+    out = tmp_path / "many.json"
+    ended = _run(BENCHMARKS / "many_workers.py", "--workers", 2, 12, "--seconds", 2, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    few, many = json.loads(out.read_text())
+    assert (few["workers"], many["workers"]) == (2, 12)
+    assert few["worker_descriptors"] == many["worker_descriptors"]
+    assert many["learner_descriptors"] - few["learner_descriptors"] == 2 * 10
+    assert min(few["learner_us_per_batch"], many["learner_us_per_batch"], many["record_bytes_per_batch"]) > 0
 
 
 @pytest.mark.thorough
@@ -524,9 +537,183 @@ def test_what_fails_with_a_board_only_is_told_from_what_fails_with_stamps(tmp_pa
     assert key.endswith("stock passed stamped failed board failed")
 
 
+@pytest.mark.seconds
+def test_draws_are_timed_and_a_held_pace_is_counted() -> None:
+    ended = _run(BENCHMARKS / "replay_limits.py", "--frames", 1000, "--draws", 2)
+    assert ended.returncode == 0, ended.stderr
+    assert "| at random, ages by the ledger | " in ended.stdout
+    assert "\n| Pace | 0 | 0.00 |\n" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_replay_is_measured_as_it_grows_and_a_row_of_pictures_has_an_eighth_of_the_bytes(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "replay.json"
+    kinds = ["--vectors", 2000, "--pictures", 2000, "--whole", 2000]
+    ended = _run(BENCHMARKS / "replay_checkpoints.py", *kinds, "--rows", "--folder", tmp_path, "--json", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    grown = {each["kind"]: each for each in json.loads(out.read_text())["growth"]}
+    assert all(each["rows again"] == 2000 for each in grown.values())
+    assert grown["pictures"]["checkpoint MB"] < grown["whole pictures"]["checkpoint MB"] / 6
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_model_is_published_adopted_and_looked_into(tmp_path: Path) -> None:
+    out = tmp_path / "large.json"
+    ended = _run(BENCHMARKS / "large_models.py", "--models", "1mb", "--trials", 1, "--json", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert (row["payload_mb"], row["proof_left_out"], row["outputs_left_out"]) == (0.9984, 0, 0)
+    assert all(
+        0 < row[figure] < math.inf for figure in ("publish_ms", "held_ms", "adopt_by_alias_ms", "models")
+    )
+
+
 @pytest.mark.parametrize("script", sorted(BENCHMARKS.rglob("*.py")), ids=lambda script: script.stem)
 def test_what_a_benchmark_takes_from_rlsync_is_there(script: Path) -> None:
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("rlsync", "tests"):
             for name in (alias.name for alias in node.names):
                 assert hasattr(import_module(str(node.module)), name) or find_spec(f"{node.module}.{name}")
+
+
+@pytest.fixture
+def simulator(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The simulator of many nodes."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module("nodes")
+
+
+def simulated(simulator: Any, versions: int = 5, **case: Any) -> tuple[Any, dict[str, Any]]:
+    """A simulation in which calls and copies take no time, and its row."""
+    free = simulator.Limits(ask_s=0.0, report_s=0.0, owner_s=0.0, copy_s=((1.0, 0.0),))
+    simulation = simulator.Simulation(simulator.Case(**case), free)
+    return simulation, simulation.run(versions=versions, least_s=5.0, most_s=600.0)
+
+
+@needs_ray
+@needs_simpy
+def test_what_shares_a_link_arrives_as_if_each_had_its_share_of_it(simulator: Any) -> None:
+    import simpy
+
+    env = simpy.Environment()
+    link = simulator.Link(env, 100.0)
+    ends: dict[str, float] = {}
+
+    def send(name: str, after_s: float, count: float) -> Any:
+        yield env.timeout(after_s)
+        yield link.send(count)
+        ends[name] = env.now
+
+    for name, after_s, count in (("first", 0.0, 100.0), ("short", 0.5, 10.0), ("long", 0.5, 100.0)):
+        env.process(send(name, after_s, count))
+    env.run()
+    # Half of the first is gone when three share 100 a second: the short one takes 0.3 s, and 40 are left then.
+    assert ends == pytest.approx({"short": 0.8, "first": 0.8 + 80 / 100, "long": 2.1})
+    assert link.sent_bytes == pytest.approx(210.0)
+
+
+@needs_ray
+@needs_simpy
+def test_one_node_is_as_late_as_its_link_and_the_latency(simulator: Any) -> None:
+    # 12.5 MB over 1 Gbit/s take a tenth of a second.
+    _, row = simulated(simulator, nodes=1, gbit=1.0, model_mb=12.5, wanted_per_s=1.0)
+    # its answer; two messages until it knows who has the image; then it asks there, and the last byte comes
+    assert row["age_s"] == pytest.approx(1.0 + 0.1 + 5 * simulator.LATENCY_S, abs=1e-3)
+    assert row["sent_by_learner"] == pytest.approx(1.0, abs=0.01)
+    assert row["passed_per_s"] == pytest.approx(1.0, abs=0.2)
+
+
+@needs_ray
+@needs_simpy
+@pytest.mark.parametrize("relay", ["waves", "all_at_once"])
+def test_all_bytes_that_nodes_get_have_left_a_machine(simulator: Any, relay: str) -> None:
+    case = {"nodes": 20, "gbit": 1.0, "model_mb": 1.0, "wanted_per_s": 1.0, "relay": relay}
+    simulation, row = simulated(simulator, **case)
+    machines = [simulation.learner, *(node.machine for node in simulation.nodes)]
+    sent = sum(machine.link.sent_bytes for machine in machines) / simulation.case.image_bytes
+    assert sent == pytest.approx(sum(len(node.got) for node in simulation.nodes), abs=1e-3)
+    if relay == "all_at_once":  # nobody else has it when all begin
+        assert row["sent_by_learner"] == pytest.approx(20.0, abs=0.1)
+    else:
+        assert 3.0 <= row["sent_by_learner"] < 20.0
+
+
+@needs_ray
+@needs_simpy
+def test_waves_keep_a_hundred_nodes_fresh_where_a_link_of_all_does_not(simulator: Any) -> None:
+    case = {"nodes": 100, "gbit": 1.0, "model_mb": 6.3, "wanted_per_s": 10.0}
+    _, waves = simulated(simulator, relay="waves", **case)
+    _, at_once = simulated(simulator, relay="all_at_once", **case)
+    assert waves["age_s"] < at_once["age_s"] / 2
+    assert waves["sent_by_learner"] < at_once["sent_by_learner"] or at_once["ends"] == "link"
+
+
+@needs_ray
+@needs_simpy
+def test_slow_and_dying_nodes_hold_nobody_up(simulator: Any) -> None:
+    case = {"nodes": 30, "gbit": 1.0, "model_mb": 6.3, "wanted_per_s": 2.0}
+    simulation, row = simulated(simulator, slow_share=0.1, deaths_per_s=0.5, **case)
+    assert row["passed_per_s"] > 0.5
+    assert len(simulation.nodes) > 30, "nodes have died"
+
+
+@needs_ray
+@needs_simpy
+@pytest.mark.seconds
+def test_the_simulator_writes_a_row_for_each_case_and_says_what_it_was_told_of_ray(tmp_path: Path) -> None:
+    out, table = tmp_path / "nodes.csv", tmp_path / "nodes.md"
+    limits = BENCHMARKS.parent / "docs" / "results" / "nodes_limits.json"
+    cluster = ["--nodes", 5, "--gbits", 1, 10, "--sizes", 6.3, "--rates", 10]
+    written = ["--out", out, "--table", table]
+    ended = _run(BENCHMARKS / "nodes.py", "--limits", limits, *cluster, *written)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    relays = [(row["gbit"], row["relay"], float(row["slow_share"]) > 0) for row in rows]
+    each = [("waves", False), ("all_at_once", False), ("waves", True)]
+    assert relays == [(gbit, *relay) for gbit in ("1.0", "10.0") for relay in each]
+    assert all(float(row["age_s"]) >= 0.1 for row in rows)
+    assert "| 6.3 MB | 5 | 10 | waves, with faults |" in table.read_text()
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_what_ray_calls_cost_is_measured(tmp_path: Path) -> None:
+    out = tmp_path / "limits.json"
+    short = ["--receivers", 1, 3, "--trials", 5, "--store-mb", 300]
+    ended = _run_alone(BENCHMARKS / "ray_publish.py", "limits", *short, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    limits = json.loads(out.read_text())
+    assert set(limits["receivers"]) == {"1", "3"}
+    assert all(limits["calls"][call] > 0 for call in ("report_ms", "ask_ms"))
+    assert all(time_ms > 0 for image in limits["images_mb"].values() for time_ms in image.values())
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_what_a_learner_takes_in_is_measured_without_ray_and_from_a_node(tmp_path: Path) -> None:
+    out = tmp_path / "intake.json"
+    short = ["--nodes", 0, 1, "--observed", "vectors", "--seconds", 1]
+    ended = _run_alone(BENCHMARKS / "ray_intake.py", *short, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["nodes"] for row in rows] == [0, 1]
+    assert all(row["frames_per_s"] > 0 and row["learner_thread_us_per_frame"] > 0 for row in rows)
+
+
+@pytest.mark.skipif(find_spec("ale_py") is None or find_spec("ray") is None, reason="needs atari and ray")
+@pytest.mark.seconds
+@pytest.mark.thorough
+def test_rollouts_of_pong_get_smaller_and_come_back_as_they_were(tmp_path: Path) -> None:
+    out = tmp_path / "compression.json"
+    ended = _run(BENCHMARKS / "ray_intake.py", "compression", "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (zlib, *_) = json.loads(out.read_text())["rows"]
+    assert zlib["packer"] == "zlib 1"
+    assert zlib["times_smaller"] > 10

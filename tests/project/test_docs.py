@@ -246,6 +246,8 @@ def test_every_rlsync_command_of_the_documentation_is_understood(
         monkeypatch.syspath_prepend(tmp_path)
     if verb in ("--help", "--version"):
         return
+    if any(word.startswith(("hydra/sweeper=", "hydra/launcher=")) for word in words):
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs hydra-optuna-sweeper")
     assert verb in VERBS
     if takes_overrides(verb, arguments):
         there = [a for a in arguments if a != "--json" and not a.startswith("resume=")]
@@ -383,6 +385,35 @@ def test_the_picture_of_explain_shows_what_explain_prints_now(monkeypatch: pytes
     printed = runpy.run_path(str(DOCS / "pictures.py"))["explained"]()
     shown = "".join(ElementTree.parse(DOCS / "pictures" / "explain.svg").getroot().itertext())
     assert "".join(printed.split()) in "".join(shown.split())
+
+
+def test_the_gallery_has_twelve_small_pictures_that_their_commands_make(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    script = runpy.run_path(str(DOCS / "pictures.py"))
+    shown = list(script["gallery"]())
+    page = (DOCS / "gallery.md").read_text()
+    assert len(shown) == 12 == page.count("](pictures/") == page.count("\n## ") == page.count("```sh")
+    for each in shown:
+        assert each.picture in script["DRAWN"]
+        assert (DOCS / "pictures" / each.picture).stat().st_size < 100_000, each.picture
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_picture_of_the_gallery_shows_what_its_command_prints_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = runpy.run_path(str(DOCS / "pictures.py"))
+    script["draw_of_gallery"](tmp_path / "check.svg")
+    texts = []
+    for file in (tmp_path / "check.svg", DOCS / "pictures" / "check.svg"):
+        texts.append("".join(ElementTree.parse(file).getroot().itertext()))
+    assert "nothing is wrong with this config" in texts[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert texts[0] == texts[1]
 
 
 # ------------------------------------------------------------------------------------------ claims

@@ -12,6 +12,7 @@ import tokenize
 from collections import Counter
 from importlib.metadata import requires
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import tomllib
@@ -24,6 +25,7 @@ from tests.tools.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parents[2]
 NEXT = runpy.run_path(str(ROOT / ".ci" / "compat_next.py"))
+BREADTH = runpy.run_path(str(ROOT / ".ci" / "breadth.py"))
 HOOKS = ROOT / ".pre-commit-config.yaml"
 
 
@@ -92,6 +94,29 @@ def test_what_differs_from_what_is_written_down_is_said() -> None:
         "fails, and no cause is written down: a",
         "passes now: c (another)",
     ]
+
+
+def test_the_table_of_versions_has_the_lowest_that_are_promised() -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert about["requires-python"].removeprefix(">=") in {row.python for row in BREADTH["ROWS"]}
+    pinned = {pin.removesuffix(".*") for row in BREADTH["ROWS"] for pin in row.pins}
+    lowest = {need.replace(">=", "==") for need in about["dependencies"] if "," not in need}
+    assert {need for need in lowest if need.startswith(("torch=", "gymnasium="))} <= pinned
+
+
+def test_the_table_of_versions_is_kept_but_for_the_rows_that_ran() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = BREADTH["tabled"](page)
+    assert list(rows) == [row.name for row in BREADTH["ROWS"]]
+    assert BREADTH["with_table"](page, rows) == page
+
+
+def test_the_outcomes_of_tests_are_counted(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    cases = "<testcase/><testcase><failure/></testcase><testcase><error/></testcase>"
+    report.write_text(f"<testsuite>{cases}<testcase><skipped/></testcase></testsuite>")
+    counts = BREADTH["counted"](ElementTree.parse(report))
+    assert counts == {"passed": 1, "failed": 2, "skipped": 1}
 
 
 def test_make_help_names_every_target_and_every_variable() -> None:

@@ -98,6 +98,20 @@ def test_a_comparison_names_the_first_version_its_leaves_and_what_happened_since
     assert str(compared(one, one)) == "equal up to version 22: 3 digests of 3"
 
 
+@pytest.mark.parametrize("per_life", [None, 3])
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize(("workers", "per_batch"), [(1, 1), (2, 4), (4, 2), (5, 3), (3, 5), (200, 1)])
+def test_a_lag_knows_with_which_versions_rollouts_begin(
+    workers: int, per_batch: int, lag: int, per_life: int | None
+) -> None:
+    plan = FixedLag(lag, workers, per_batch, per_life)
+    begin = {plan[number].version for number in range(60)}
+    last = max(begin)
+    assert {version for version in range(1, last + 1) if plan.begins_with(version)} >= begin
+    if per_life is None:
+        assert {version for version in range(1, last + 1) if plan.begins_with(version)} == begin
+
+
 def test_a_fixed_lag_lets_rollouts_begin_when_those_that_far_before_were_learned_from() -> None:
     """Two workers; the learner takes four rollouts a batch, and one more round of them may be out."""
     plan = FixedLag(lag=1, workers=2, per_batch=4)

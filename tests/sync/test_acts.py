@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from rlsync.core import machine
 from rlsync.sync.acts import Acting, Call, examined, mid_episode, undisturbed
 from tests.tools.parts.acting import Functional, Packed, Spare, Twin
 
@@ -185,6 +188,43 @@ def test_nothing_is_changed_by_the_examination(alias: bool) -> None:
     assert torch.equal(torch.get_rng_state(), numbers[0])
     assert (np.random.get_state()[1] == numbers[1]).all()
     assert random.getstate() == numbers[2]
+
+
+class Large(nn.Module):
+    """64 leaves of 4 MB, all of which act."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.ones(1_000_000) for _ in range(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * sum(part[0] for part in self.parts)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone tells the peak of memory")
+def test_an_examination_takes_the_memory_of_one_copy_of_the_model() -> None:
+    def kilobytes(name: str) -> int:
+        return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+    module = Large()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken now
+    before = kilobytes("VmRSS")
+    assert of(module) == Acting()
+    assert 256e6 < 1024 * (kilobytes("VmHWM") - before) < 1.3 * 256e6
+
+
+def test_without_memory_for_a_copy_older_weights_are_not_tried_and_the_worker_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 10**9)
+    assert of(Large()).unknown == {"policy": "it wants 0.3 GB of memory for a while, and 1.0 GB are free"}
+
+    # What needs no copy is found out, but not what a copy would cure.
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 10)
+    by_alias = of(Functional())
+    assert (len(by_alias.idle["policy"]), by_alias.by_copy) == (4, False)
+    by_copy = of(Functional(), alias=False)
+    assert (by_copy.idle, list(by_copy.unknown)) == ({}, ["policy"])
 
 
 def test_a_module_that_the_policy_does_not_contain_is_not_judged() -> None:

@@ -70,6 +70,13 @@ def test_weights_are_no_settings_however_they_are_held() -> None:
     }
 
 
+def test_a_template_on_the_meta_device_has_no_numbers_to_compare() -> None:
+    acts, source = Scaled(1.0), Scaled(1.0)
+    acts.__dict__["template"] = nn.Linear(1, 1, device="meta")
+    source.__dict__["template"] = nn.Linear(1, 1, device="meta")
+    assert differing(acts, source) == {}
+
+
 def test_a_part_of_what_acts_is_compared_with_its_source() -> None:
     whole = nn.ModuleDict({"actor": Scaled(2.0), "critic": Scaled(3.0)})
     assert list(differing(whole, Scaled(1.0), "actor")) == ["by"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict, from_modules
+from tensordict.nn import TensorDictParams
 from torch import nn
+from torchrl.collectors.utils import _make_meta_policy
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.layout import Layout, LeafSpec
@@ -301,3 +305,27 @@ def test_materialise_leaves_real_memory_alone() -> None:
     materialise(module)
     assert module[0].weight is weight
     assert torch.equal(weight, before)
+
+
+def test_materialise_reaches_into_tensordicts_of_parameters() -> None:
+    module = nn.Module()
+    module.nets = from_modules(
+        *[nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)) for _ in range(2)], as_module=True
+    )
+    module.target = TensorDictParams(module.nets.data.clone(), no_convert=True)
+    module.flat = TensorDictParams(TensorDict.from_module(nn.Linear(1, 1)))
+    kinds = {spec.name: spec.kind for spec in Leaves(module, "learner").specs()}
+
+    # as TorchRL sends a policy to its workers
+    with _make_meta_policy(module):
+        arrived = copy.deepcopy(module)
+    materialise(arrived)
+    leaves = Leaves(arrived, "policy")
+    assert {spec.name: spec.kind for spec in leaves.specs()} == kinds
+    assert {spec.device for spec in leaves.specs()} == {"cpu"}
+    assert {t.device.type for t in [*arrived.parameters(), *arrived.buffers()]} == {"cpu"}
+
+    specs, views = arriving(module)
+    Target(arrived, "policy", specs).copy(views)
+    for live, sent in zip(leaves.tensors(), Leaves(module, "learner").tensors(), strict=True):
+        assert torch.equal(live, sent)

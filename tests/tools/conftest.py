@@ -17,6 +17,9 @@ _HASTY = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 10_000,
     "health_check_failure_threshold": 5,
+    # A slow network: small pieces one by one. 20 MB take a second or more.
+    "object_manager_default_chunk_size": 5_000,
+    "object_manager_max_bytes_in_flight": 1,
 }
 
 

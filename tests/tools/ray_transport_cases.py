@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from ray.cluster_utils import Cluster
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, WorkerLost
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
+from rlsync.transport.board import BoardWriter
 from rlsync.transport.contract import Note
 from rlsync.transport.ray.learner import RayTransport
-from rlsync.transport.ray.receiver import RaySubscriber
+from rlsync.transport.ray.receiver import NodeReceiver, RaySubscriber
 from rlsync.transport.relay.ends import KEPT_IMAGES
-from rlsync.transport.relay.mailbox import Message
+from rlsync.transport.relay.mailbox import WAVE, Message
 from tests.laws import test_transport_contract as laws
 from tests.tools.board_workers import Acts, filled, plain_layout
 from tests.tools.parts.ray_cluster import add_node
@@ -258,6 +259,30 @@ def test_nobody_waits_for_the_learner_to_repeat_itself(nodes: Nodes) -> None:
     transport.close()
 
 
+def test_an_image_that_takes_long_arrives(nodes: Nodes) -> None:
+    """Ray throws away what has come of an object when a ``ray.get`` of it times out."""
+    with learner(plain_layout(1, 5_000_000)) as transport:
+        actors = nodes.attached(transport)
+        reach(actors, publish(transport, 1))
+
+
+@pytest.mark.usefixtures("nodes")
+def test_more_nodes_than_a_wave_all_get_the_newest_version() -> None:
+    with learner() as transport, ExitStack() as ends:
+        receivers = []
+        for number in range(3 * WAVE):
+            board = BoardWriter()
+            ends.callback(board.close)
+            receiver = NodeReceiver(transport.mailbox, f"node {number}", board, numbers=[number])
+            ends.callback(receiver.close)
+            receivers.append(receiver)
+        for version in range(1, 4):
+            stamp = publish(transport, version)
+            for receiver in receivers:
+                receiver.await_stamp(stamp, LONG_S, receiver.node)
+        assert wait_until(lambda: not transport.thread.sender.spreading, LONG_S)
+
+
 @pytest.mark.thorough
 def test_a_node_that_joins_late_gets_the_newest_version_without_the_learner(nodes: Nodes) -> None:
     with learner() as transport:
@@ -391,6 +416,11 @@ def test_nodes_hear_that_the_learner_has_closed(nodes: Nodes) -> None:
     assert told == [(True, False)] * len(actors)
 
 
+def nodes_alive() -> int:
+    """The nodes that Ray takes for alive."""
+    return sum(node["Alive"] for node in ray.nodes())
+
+
 def test_a_node_that_dies_is_named_and_the_others_go_on(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,6 +431,7 @@ def test_a_node_that_dies_is_named_and_the_others_go_on(
         transport.watch(dict(enumerate(actors)))
         reach(actors, publish(transport, 1))
         transport.wait(1, LONG_S, readers=range(len(actors)))
+        alive = nodes_alive()
         nodes.cluster.remove_node(nodes.cluster.list_all_nodes()[-1], allow_graceful=False)
         reach(actors[:last], publish(transport, 2))
         transport.wait(2, LONG_S, readers=range(last))
@@ -410,3 +441,5 @@ def test_a_node_that_dies_is_named_and_the_others_go_on(
         monkeypatch.setattr(transport, "_refresh", lambda: None)
         transport._reports = {}  # as when the mailbox has forgotten all of them
         assert [(status.reader, status.state) for status in transport.status()] == [(last, "dead")]
+    # Until Ray knows of it, actors of the tests that follow would be started there.
+    assert wait_until(lambda: nodes_alive() < alive, 2 * LONG_S)

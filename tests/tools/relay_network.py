@@ -105,7 +105,10 @@ class Network:
         self.slow_s = self.random.choice([0.01, 0.5, 3.0])
         self.store: dict[int, tuple[Any, Tensor]] = {}
         self.given: dict[Stamp, list[float]] = {}
-        self.mailbox = Mailbox(FORGET_S)
+        self.wave = self.random.choice([1, 2, 100])
+        if steady:  # one that is told of a version with the slow node need not wait for it
+            self.wave = max(2, self.wave)
+        self.mailbox = Mailbox(FORGET_S, self.wave)
         self.nodes: dict[str, Node] = {}
         self.left: dict[str, float] = {}
         self.ledger = Ledger()
@@ -317,7 +320,7 @@ class Network:
             case 0:
                 self._crash()
             case 1:
-                self.mailbox = Mailbox(FORGET_S)
+                self.mailbox = Mailbox(FORGET_S, self.wave)
             case 2:
                 name = self.random.choice(list(self.nodes))
                 if self.random.random() < 0.5:

@@ -30,9 +30,10 @@ from tests.tools.running import Witness, in_three_lines, running, values
 
 MAP = {"policy": "policy"}
 SILENT_S = 3.0  # longer than a loaded machine keeps a process waiting
-#: Its server is spawned, which takes seconds; that of "slots" is forked by the fork server of the tests.
+#: Their server is spawned, which takes seconds; that of "slots" is forked by the fork server of the tests.
+SPAWNED = ("process", "auto")
 hows = pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[pytest.mark.seconds] * (how == "process")) for how in COLLECTORS]
+    "how", [pytest.param(how, marks=[pytest.mark.seconds] * (how in SPAWNED)) for how in COLLECTORS]
 )
 pytestmark = pytest.mark.processes
 

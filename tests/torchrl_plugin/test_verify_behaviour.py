@@ -30,6 +30,8 @@ from rlsync import (
     SyncWeights,
     VerifySync,
 )
+from rlsync.core import machine
+from rlsync.core.trigger import Trigger
 from rlsync.runs.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
 from rlsync.sync.sample import Judgement
 from rlsync.tensors.derived import keepers, outdate
@@ -659,6 +661,26 @@ def test_outputs_are_compared_unasked_as_often_as_the_share_of_the_time_allows()
         checks[share] = hook.checks
     assert checks[1e-6] == 1
     assert checks[0.999] > 1
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("behaviour", [EACH, 0.5])
+def test_without_memory_for_copies_digests_alone_are_compared_and_that_is_said(
+    behaviour: Trigger | float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 10)
+    with running(make_collector(actor_of(make_mlp(ACTIONS)))) as collector:
+        trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))), batches=6)
+        sync = SyncWeights(ACTOR)
+        sync.register(trainer)
+        hook = VerifySync(sync, when=EACH, behaviour=behaviour)
+        hook.register(trainer)
+        trainer.train()
+        assert sync.bound.endpoint.publisher.sources == {}
+    assert hook.checks > 1
+    assert hook.deviations == []
+    assert hook.behaviour_held is None
+    assert hook.uncompared == ("outputs: it wants 0.0 GB of memory for a while, and 0.0 GB are free",)
 
 
 @pytest.mark.processes

@@ -9,7 +9,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, from_modules
+from torch import nn
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 
 from rlsync import AdoptionTimeout, ConfigError, PublishError, Source, SyncWeights
@@ -42,6 +43,40 @@ def _hooked(collector: object, policy: CanaryPolicy) -> SyncWeights:
 
 
 # --------------------------------------------------------------------- fault 3: a killed worker
+
+
+class Stacked(CanaryPolicy):
+    """Acts with a tensordict of parameters, and holds a template without memory, as TdMpc2QEnsemble does."""
+
+    def __init__(self) -> None:
+        super().__init__(tensors=2, size=2)
+        nets = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
+        self.stack = from_modules(*nets, as_module=True)
+        self.__dict__["template"] = nets[0].to("meta")
+
+    def fill(self, version: float) -> Stacked:
+        for weight in self.stack.data.values(include_nested=True, leaves_only=True):
+            weight.fill_(version)
+        return super().fill(version)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        stacked = self.stack.values(include_nested=True, leaves_only=True)
+        weights = torch.cat([weight.flatten() for weight in stacked])
+        tensordict = super().forward(tensordict)
+        tensordict.set("canary_min", tensordict["canary_min"].clamp(max=weights.min().item()))
+        return tensordict.set("canary_max", tensordict["canary_max"].clamp(min=weights.max().item()))
+
+
+@both_ways
+@pytest.mark.one_case
+def test_weights_in_a_tensordict_of_parameters_reach_workers(adopt: str) -> None:
+    policy = Stacked().fill(1)
+    with on_a_board(policy, adopt=adopt) as collector:
+        batches = iter(collector)
+        assert acted(next(batches)) == {1}
+        _hooked(collector, policy.fill(2)).publish()
+        batch = next(batches)
+    assert acted(batch) == values(batch, "policy_version") == {2}
 
 
 # ------------------------------------------------------------- fault 5: memory of the learner's

@@ -26,7 +26,7 @@ from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import BoardWatch, SlotState
 from rlsync.transport.board.slots import SlotCopy
 from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.shared_file import KIND_VARIABLE, kind
+from rlsync.transport.shared_file import KIND_VARIABLE, SharedFile, kind
 from tests.conftest import LeakCheck
 from tests.tools.board_workers import (
     Acts,
@@ -251,6 +251,36 @@ def test_twice_the_readers_plus_two_slots_never_coalesce(max_slots: int, got: li
     reader.close()
     board.close()
     assert in_the_middle == got
+
+
+def test_a_publish_tries_no_more_slots_where_many_are_leased(
+    board: CountedBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = []
+    for number in range(40):  # each has a version of its own
+        publish(board, float(number))
+        reader, _ = attach(board, "alias")
+        reader.adopt()
+        readers.append(reader)
+    publish(board, 41.0)
+    publish(board, 42.0)
+    tried: list[int] = []
+    try_lock = type(board._file).try_lock
+
+    def counted(file: SharedFile, at: int, *, exclusive: bool) -> bool:
+        tried.append(at)
+        return try_lock(file, at, exclusive=exclusive)
+
+    monkeypatch.setattr(type(board._file), "try_lock", counted)
+    publish(board, 43.0)
+    assert len(tried) == 1
+    monkeypatch.undo()
+    slots = board.slot_count
+    for reader in readers:
+        reader.close()
+    for number in range(80):  # all are free again, and taken in turn
+        publish(board, float(number))
+    assert board.slot_count == slots
 
 
 @pytest.mark.parametrize("mode", ["alias", "copy"])

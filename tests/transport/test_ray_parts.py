@@ -44,6 +44,25 @@ def test_a_node_that_waits_hears_at_once_what_the_learner_says() -> None:
     assert heard(lambda box: box.close()) == NodeReply(None, Question(), closed=True)
 
 
+def test_a_node_that_waits_for_its_turn_is_told_when_another_one_has_the_version() -> None:
+    message = Message(Stamp(1, 1), digest=0, image_bytes=64, address="here")
+
+    async def both() -> NodeReply:
+        box = MailboxActor()
+        box._box.wave = 1
+        await box.post(message, Question())
+        assert (await box.ask(Request("first"), asked=0)).message == message
+        waiting = asyncio.create_task(box.ask(Request("second"), asked=0, wait_s=3600.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        again = asyncio.create_task(box.ask(Request("first", message.stamp), asked=0, wait_s=3600.0))
+        reply = await asyncio.wait_for(waiting, WITHIN_S)
+        again.cancel()
+        return reply
+
+    assert asyncio.run(both()) == NodeReply(message, Question(), closed=False, nodes=2)
+
+
 def test_a_question_that_comes_late_does_not_take_the_place_of_a_later_one() -> None:
     async def ask_both() -> Question:
         box = MailboxActor()

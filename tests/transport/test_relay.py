@@ -264,6 +264,76 @@ def test_a_node_is_not_told_again_of_an_image_that_it_could_not_get() -> None:
     assert box.ask(lost, now_s=2.0) == again
 
 
+def asked(box: Mailbox, node: str, stamp: Stamp, now_s: float = 0.0) -> bool:
+    """Whether a node that asks is told of a version."""
+    return box.ask(Request(node, stamp), now_s) is not None
+
+
+def test_a_version_spreads_in_waves_and_who_waits_longest_is_told_first() -> None:
+    box = Mailbox(wave=2)
+    nodes = [f"node {number}" for number in range(40)]
+    for node in nodes:
+        assert not asked(box, node, NOTHING)
+    first = Message(Stamp(1, 1), digest=0, image_bytes=64, address="a")
+    assert box.post(first, now_s=0.0).spreading
+
+    told: list[str] = []
+    pulling: list[str] = []
+    have = 0
+    while len(told) < len(nodes):
+        for node in box.next_told(nodes, now_s=0.0):
+            assert asked(box, node, NOTHING)
+            told.append(node)
+            pulling.append(node)
+        assert 0 < len(pulling) <= box.wave + have
+        assert not asked(box, nodes[-1], NOTHING) or told[-1] == nodes[-1]
+        assert not asked(box, pulling.pop(0), first.stamp)
+        have += 1
+    assert told == nodes
+    assert not box.post(first, now_s=0.0).spreading
+
+
+def test_a_node_that_was_told_and_died_holds_nobody_up_for_ever() -> None:
+    box = Mailbox(wave=1)
+    box.post(Message(Stamp(1, 1), digest=0, image_bytes=64, address="a"), now_s=0.0)
+    assert asked(box, "dies", NOTHING)
+    assert not asked(box, "waits", NOTHING, now_s=20.0)
+    assert box.next_told(["waits"], now_s=20.0) == []
+    assert box.next_told(["waits"], now_s=31.0) == ["waits"]
+    assert asked(box, "waits", NOTHING, now_s=31.0)
+
+
+def test_a_version_spreads_while_more_nodes_pull_it_than_have_it() -> None:
+    box = Mailbox(wave=1)
+    message = Message(Stamp(1, 1), digest=0, image_bytes=64, address="a")
+    box.post(message, now_s=0.0)
+    for have in range(3):
+        assert asked(box, f"pulls {have}", NOTHING)
+        assert not asked(box, f"pulls {have}", message.stamp)
+    for pulling in range(4):
+        assert asked(box, f"is slow {pulling}", NOTHING)
+    assert box.post(message, now_s=0.0).spreading
+    assert not asked(box, "is slow 0", message.stamp)
+    assert not box.post(message, now_s=0.0).spreading
+
+
+def test_a_newer_version_waits_for_nodes_that_wait_and_not_for_those_that_pull_or_died() -> None:
+    box = Mailbox(wave=1)
+    sender = Sender(lambda image: None, lambda address: None, lambda message: None)
+    sender.send(Stamp(1, 1), pack(Stamp(1, 1), LAYOUT, tensors()), now_s=0.0)
+    message = sender.message
+    assert message is not None
+    box.post(message, now_s=0.0)
+    assert asked(box, "slow", NOTHING)
+    sender.replied(message, box.post(message, now_s=0.0))
+    assert not sender.spreading
+    assert not asked(box, "waits", NOTHING)
+    sender.replied(message, box.post(message, now_s=0.0))
+    assert sender.spreading
+    sender.replied(message, box.post(message, now_s=15.0))  # it has not asked again
+    assert not sender.spreading
+
+
 def test_another_thread_may_ask_what_a_sender_keeps() -> None:
     """Reading the stamp of an image gives other threads a chance to put one."""
     sender = Sender(lambda image: None, lambda address: None, lambda message: None)

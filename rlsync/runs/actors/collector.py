@@ -9,7 +9,7 @@ from rlsync.runs.actors.envs.specs import EnvSpec
 from rlsync.runs.actors.intake import Rollouts
 from rlsync.runs.actors.own_process import OwnProcess
 from rlsync.runs.actors.player import Playable, Player, check_player, player_of
-from rlsync.runs.actors.ring.format import WhenFull
+from rlsync.runs.actors.ring.format import Lost, WhenFull
 from rlsync.runs.actors.ring.reader import RingCounters, RolloutRing
 from rlsync.runs.actors.rollout_collector import RolloutCollector, crew_of
 from rlsync.runs.actors.settings import CollectSettings
@@ -171,6 +171,11 @@ class UnrollCollector(RolloutCollector):
         if self._counted is None:
             return self.ring.counters()
         return self._counted
+
+    def lost(self) -> Lost:
+        if self._counted is None:
+            return self.ring.lost()
+        return super().lost()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.

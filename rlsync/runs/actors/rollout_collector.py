@@ -22,6 +22,7 @@ from rlsync.runs.actors.frames import Unrolls
 from rlsync.runs.actors.intake import Form, Intake, RolloutId, RolloutMakers, Rollouts
 from rlsync.runs.actors.player import Player, in_dtype, without_memory
 from rlsync.runs.actors.players.prefill import Prefill, PrefilledPlayer
+from rlsync.runs.actors.ring.format import Lost
 from rlsync.runs.actors.ring.reader import RingCounters, TakenRollout
 from rlsync.runs.actors.settings import CollectSettings
 from rlsync.runs.actors.supervision import LEAVE_TIMEOUT_S
@@ -141,6 +142,11 @@ class RolloutCollector(BaseCollector):
     @abstractmethod
     def counters(self) -> RingCounters:
         """Slots by state, rollouts written and taken, seconds that workers and learner have waited."""
+
+    def lost(self) -> Lost:
+        """Of these counters, what is asked for at each batch."""
+        counted = self.counters()
+        return Lost(counted.worker_wait_s, counted.dropped)
 
     def get_model(self, model_id: str) -> nn.Module:
         """The learner's module of a destination, of which workers have copies.

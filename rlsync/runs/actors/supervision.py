@@ -169,9 +169,8 @@ class Supervisor:
         return [worker for worker in range(len(self.procs)) if worker not in self._pauses.due]
 
     def _end_silent(self) -> list[int]:
-        over = self._silence.look(
-            {w: self._ring.writer(w).heartbeat_age_s for w in self._not_due()}
-        )
+        ages_s = self._ring.heartbeat_ages_s()
+        over = self._silence.look({worker: ages_s[worker] for worker in self._not_due()})
         # the next look notes an end
         silent = [worker for worker in over if not self._has_ended(worker)]
         if len(silent) == len(self.procs):

@@ -27,7 +27,7 @@ from rlsync.runs.recipes.evaluating import (
     whether_episodes_go_on,
 )
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
-from rlsync.runs.recipes.overview import Overview, warn_of_memory
+from rlsync.runs.recipes.overview import Overview, warn_of_disk, warn_of_memory
 from rlsync.runs.recipes.settings import ClusterConfig, Config, LoggerConfig
 from rlsync.runs.recipes.timeline import Timeline, timeline
 from rlsync.seams import trainers
@@ -138,6 +138,8 @@ def _tried(job: Job, facts: dict[str, str], config_dir: Path | None) -> Overview
         trials.append(tried_by_evaluations(config, job.recipe, job.spaces))
         going_on = whether_episodes_go_on(config)
     warn_of_memory(config, overview.replay)
+    if folder is not None:
+        warn_of_disk(config, overview.replay, folder)
     looked_at += [*map(str, trials), whether_episodes_end(config, trials)]
     if going_on:
         looked_at.append(going_on)

@@ -15,7 +15,7 @@ from rlsync.runs.cli.main import parser_of
 from rlsync.runs.config import shipped
 from rlsync.runs.config.shipped import CLUSTER, ENV, RECIPE, TUNED, Shipped
 from rlsync.runs.recipes import registry
-from rlsync.runs.recipes.settings import THIS_MACHINE
+from rlsync.runs.recipes.lag import THIS_MACHINE
 from rlsync.seams import user_input
 
 _EXAMPLES = """examples:

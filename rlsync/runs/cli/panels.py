@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from rlsync import ConfigError
+from rlsync.runs.cli.over_seeds import curve_over_seeds, groups_of
 from rlsync.runs.life.run_folder import Curve, NotRecorded, RunFolder
 from rlsync.seams import schedule, whole_file
 
@@ -38,10 +39,10 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A curve that is read from a run and drawn. If it is ``expected`` and missing, a note says so."""
+    """Curves that are read from runs and drawn; a note says what is ``expected`` and missing."""
 
     read: Callable[[RunFolder], Curve]
-    draw: Callable[[Axes, Curve, Style], None]
+    draw: Callable[[Axes, Sequence[Curve], Style], None]
     expected: bool = True
 
 
@@ -57,7 +58,14 @@ class Panel:
     scale: Callable[[Axes], object] = lambda axes: None
 
 
-Reading = tuple[Panel, Layer, str, Curve]  #: the curve of the run of this name for one layer
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The curves of runs that differ in their seeds alone, for one layer; most groups are of one run."""
+
+    panel: Panel
+    layer: Layer
+    group: str
+    curves: tuple[Curve, ...]
 
 
 def check_file(out: Path) -> None:
@@ -69,36 +77,56 @@ def check_file(out: Path) -> None:
 
 
 def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
-    """Draw all runs, given by name, in one figure. Returns it with notes on what is left out."""
-    readings, notes = _read(runs)
-    panels = list(dict.fromkeys(panel for panel, *_ in readings))
-    if not panels:
+    """Draw all runs, given by name, in one figure. Returns it with notes on what is left out.
+
+    Runs that differ in their seeds alone have a thin line each, and together that of their interquartile mean
+    with its 95 % interval, as far as all of them have come.
+    """
+    (figure,), notes = draw_each(runs, (2,))
+    return figure, notes
+
+
+def draw_each(runs: dict[str, RunFolder], columns: Sequence[int]) -> tuple[list[Figure], list[str]]:
+    """The figure with each number of columns; the runs are read once."""
+    groups = groups_of(runs)
+    readings, notes = _read(groups)
+    if not readings:
         raise ConfigError(
             "there is nothing to draw", "; ".join(notes), "name a run that has published"
         )
     styles = {}
-    for name, colour, dashes in zip(runs, itertools.cycle(COLOURS), itertools.cycle(DASHES)):
-        styles[name] = Style(colour, dashes, alone=len(runs) == 1)
-    figure, axes = _laid_out(panels)
-    for panel, layer, name, curve in readings:
-        layer.draw(axes[panel], curve, styles[name])
+    for group, colour, dashes in zip(groups, itertools.cycle(COLOURS), itertools.cycle(DASHES)):
+        styles[group] = Style(colour, dashes, alone=len(groups) == 1)
+    return [_drawn(readings, styles, number) for number in columns], notes
+
+
+def _drawn(readings: list[Reading], styles: dict[str, Style], columns: int) -> Figure:
+    panels = list(dict.fromkeys(reading.panel for reading in readings))
+    figure, axes = _laid_out(panels, columns)
+    for reading in readings:
+        reading.layer.draw(axes[reading.panel], reading.curves, styles[reading.group])
     for panel in panels:
         _finish(axes[panel], panel)
-    _name_runs(figure, runs, styles, readings)
+    _name_groups(figure, styles, readings, columns)
+    return figure
+
+
+def write_below(figure: Figure, notes: list[str]) -> None:
+    """Write into the figure what is left out of it."""
     if notes:
         figure.supxlabel(
             "left out: " + "\n".join(notes), x=0.01, ha="left", fontsize="small", color="0.4"
         )
-    return figure, notes
 
 
-def _laid_out(panels: list[Panel]) -> tuple[Figure, dict[Panel, Axes]]:
-    """A figure with axes for each panel, two in a row; the first, and a last without a partner, fill one."""
+def _laid_out(panels: list[Panel], columns: int) -> tuple[Figure, dict[Panel, Axes]]:
+    """A figure with axes for each panel; the first, and a last without a partner, fill a row."""
     last = len(panels) - 1
-    rows = [[0, 0]]
-    for left in range(1, len(panels), 2):
-        rows.append([left, min(left + 1, last)])
-    figure = Figure(figsize=(10, 1.2 + 2.6 * len(rows)), dpi=120, layout="constrained")
+    rows = [[0] * columns]
+    for left in range(1, len(panels), columns):
+        rows.append([min(left + column, last) for column in range(columns)])
+    size = (5 * columns, 1.2 + 2.6 * len(rows))
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
     places: dict[int, Axes] = figure.subplot_mosaic(rows)  # type: ignore[arg-type]
     axes = {panel: places[place] for place, panel in enumerate(panels)}
     over_frames = [axes[panel] for panel in panels if panel.x == FRAMES]
@@ -107,17 +135,21 @@ def _laid_out(panels: list[Panel]) -> tuple[Figure, dict[Panel, Axes]]:
     return figure, axes
 
 
-def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
+def _read(groups: dict[str, dict[str, RunFolder]]) -> tuple[list[Reading], list[str]]:
     readings = []
     notes = []
     for panel in PANELS:
         for layer in panel.layers:
-            for name, run in runs.items():
-                try:
-                    readings.append((panel, layer, name, layer.read(run)))
-                except NotRecorded as lacking:
-                    if layer.expected:
-                        notes.append(f"{panel.title}, run {name}: {lacking}")
+            for group, runs in groups.items():
+                curves = []
+                for name, run in runs.items():
+                    try:
+                        curves.append(layer.read(run))
+                    except NotRecorded as lacking:
+                        if layer.expected:
+                            notes.append(f"{panel.title}, run {name}: {lacking}")
+                if curves:
+                    readings.append(Reading(panel, layer, group, tuple(curves)))
     return readings, notes
 
 
@@ -132,41 +164,50 @@ def _finish(axes: Axes, panel: Panel) -> None:
     panel.scale(axes)
 
 
-def _name_runs(
-    figure: Figure, runs: dict[str, RunFolder], styles: dict[str, Style], readings: list[Reading]
+def _name_groups(
+    figure: Figure, styles: dict[str, Style], readings: list[Reading], columns: int
 ) -> None:
     handles = []
-    for name, run in runs.items():
-        style = styles[name]
-        label = f"{name}: {run.describe()}"
-        handles.append(Line2D([], [], color=style.colour, ls=style.dashes, label=label))
-    if any(layer.draw is _points for _, layer, _, _ in readings):
-        label = "evaluations, ± standard deviation"
+    for group, style in styles.items():
+        handles.append(Line2D([], [], color=style.colour, ls=style.dashes, label=group))
+    alone = [reading.curves[0] for reading in readings if len(reading.curves) == 1]
+    if len(alone) < len(readings):
+        label = "interquartile mean of seeds, 95 % interval"
+        handles.append(Line2D([], [], color="0.8", lw=6, label=label))
+    evaluated = [len(each.curves) for each in readings if each.layer is EVALUATIONS]
+    if evaluated:
+        label = "evaluations of each seed"
+        if 1 in evaluated:
+            label = "evaluations, ± standard deviation"
         handles.append(Line2D([], [], color="0.3", marker="o", mfc="white", ls="none", label=label))
-    if any(len(curve.frames) > MOST_POINTS for *_, curve in readings):
+    if any(len(curve.frames) > MOST_POINTS for curve in alone):
         label = "5th to 95th percentile, around the median"
         handles.append(Line2D([], [], color="0.8", lw=6, label=label))
-    columns = min(len(handles), 2)
-    figure.legend(handles=handles, loc="outside upper left", frameon=False, ncols=columns)
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        frameon=False,
+        ncols=min(len(handles), columns),
+    )
 
 
-def _line(axes: Axes, curve: Curve, style: Style) -> None:
-    frames = curve.frames
-    values = curve.values
-    if len(frames) > MOST_POINTS:
-        percentiles = []
-        for group in np.array_split(values, GROUPS):
-            percentiles.append(np.percentile(group, (5, 50, 95)))
-        low, values, high = np.array(percentiles).T
-        frames = np.array([group.mean() for group in np.array_split(frames, GROUPS)])
-        axes.fill_between(frames, low, high, color=style.colour, alpha=0.2, lw=0)
+def _line(axes: Axes, curves: Sequence[Curve], style: Style) -> None:
+    if len(curves) > 1:
+        _band(axes, [_thinned(curve) for curve in curves], style)
+        return
+    (curve,) = curves
+    thinned = _thinned(curve)
+    if thinned is not curve:
+        groups = np.array_split(curve.values, GROUPS)
+        low, high = np.array([np.percentile(group, (5, 95)) for group in groups]).T
+        axes.fill_between(thinned.frames, low, high, color=style.colour, alpha=0.2, lw=0)
     marker = None
-    if len(frames) <= 30:
+    if len(thinned.frames) <= 30:
         marker = "o"
     # Not clipped: a line of zeros lies on the axis.
     axes.plot(
-        frames,
-        values,
+        thinned.frames,
+        thinned.values,
         c=style.colour,
         ls=style.dashes,
         lw=1.4,
@@ -176,17 +217,43 @@ def _line(axes: Axes, curve: Curve, style: Style) -> None:
     )
 
 
-def _points(axes: Axes, curve: Curve, style: Style) -> None:
-    axes.errorbar(
-        curve.frames, curve.values, curve.spread, fmt="o", c=style.colour, mfc="white", zorder=3
-    )
+def _thinned(curve: Curve) -> Curve:
+    """The medians of groups of a curve's points, if it has many; else the curve itself."""
+    if len(curve.frames) <= MOST_POINTS:
+        return curve
+    frames = [group.mean() for group in np.array_split(curve.frames, GROUPS)]
+    values = [np.median(group) for group in np.array_split(curve.values, GROUPS)]
+    return Curve(np.array(frames), np.array(values))
 
 
-def _histogram(axes: Axes, curve: Curve, style: Style) -> None:
-    oldest = max(int(curve.frames.max()), LEAST_TOP)
+def _band(axes: Axes, curves: Sequence[Curve], style: Style) -> None:
+    """Each curve as a thin line, and what they have come to together."""
+    for curve in curves:
+        axes.plot(curve.frames, curve.values, c=style.colour, lw=0.6, alpha=0.35)
+    frames, together = curve_over_seeds(curves)
+    rows = [(over.low, over.iqm, over.high) for over in together]
+    low, middle, high = np.array(rows).reshape(-1, 3).T
+    axes.fill_between(frames, low, high, color=style.colour, alpha=0.2, lw=0)
+    axes.plot(frames, middle, c=style.colour, ls=style.dashes, lw=2, clip_on=False)
+
+
+def _points(axes: Axes, curves: Sequence[Curve], style: Style) -> None:
+    for curve in curves:
+        spread = None
+        if len(curves) == 1:  # of several it would hide how far the seeds are apart
+            spread = curve.spread
+        axes.errorbar(
+            curve.frames, curve.values, spread, fmt="o", c=style.colour, mfc="white", zorder=3
+        )
+
+
+def _histogram(axes: Axes, curves: Sequence[Curve], style: Style) -> None:
+    ages = np.concatenate([curve.frames for curve in curves])
+    steps = np.concatenate([curve.values for curve in curves])
+    oldest = max(int(ages.max()), LEAST_TOP)
     width = 1 + oldest // GROUPS  # more bars than pixels would make a pattern that is not there
     edges = np.arange(0, oldest + width + 1, width) - 0.5
-    percent, _ = np.histogram(curve.frames, edges, weights=100 * curve.values / curve.values.sum())
+    percent, _ = np.histogram(ages, edges, weights=100 * steps / steps.sum())
     if style.alone:
         middles = edges[:-1] + width / 2
         of_bar = float(width)

@@ -13,6 +13,9 @@ _EXAMPLES = """examples:
   rlsync plot runs/2026-11-20/18-00-00-000000
   rlsync plot runs/A runs/B --out compare.png
 
+Runs that differ in their seeds alone have one colour: a thin line each, and together their interquartile mean
+with a 95 % interval (rliable's, by bootstraps over runs), as far as all of them have come.
+
 panels (a run may still be running; a panel without recorded values is left out):
   return       mean of the newest training episodes; evaluations are drawn at the frame count at which
                their version was published
@@ -39,7 +42,9 @@ def main(arguments: list[str]) -> int:
         paths += agents_in(run).values() or [run]
     runs = {label: RunFolder(path) for label, path in labels(paths).items()}
     out = options.out or options.run[0] / PLOT
-    figure, notes = panels_for("rlsync plot", out).draw(runs)
+    panels = panels_for("rlsync plot", out)
+    figure, notes = panels.draw(runs)
+    panels.write_below(figure, notes)
     figure.savefig(out)
     for note in notes:
         print(f"left out  {note}")

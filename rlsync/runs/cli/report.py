@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO, StringIO
@@ -13,13 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from rlsync import ConfigError, RlsyncError, __version__
 from rlsync.runs.cli.main import parser_of
+from rlsync.runs.cli.over_seeds import BOOTSTRAPS, OverSeeds, groups_of
 from rlsync.runs.cli.pictures import labels, panels_for
 from rlsync.runs.config.composing import written
 from rlsync.runs.evaluation.process import Evaluated
@@ -47,7 +47,6 @@ exit status: 0 written, 2 not a run folder, nothing to draw, a wrong file, or no
 _LISTED = 20
 #: Seconds of a run's end of which the timeline is drawn.
 _TIMELINE_S = 10.0
-_BOOTSTRAPS = 2000
 _REFRESH_S = 5
 
 
@@ -64,36 +63,11 @@ class Described:
     command: str
     facts: dict[str, Any]  # versions and machine, as its schedule has them
     changed: list[Change]
+    timeline: str  # a picture of the end of its newest life, in base64; empty: it has no schedule
 
     @property
     def evaluations(self) -> tuple[Evaluated, ...]:
         return self.result.evaluations[-_LISTED:]
-
-
-@dataclass(frozen=True, slots=True)
-class OverSeeds:
-    """One number of several runs that differ in their seeds alone: mean, and rliable's interquartile mean."""
-
-    what: str
-    mean: float
-    iqm: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, what: str, values: Sequence[float]) -> OverSeeds:
-        """Of one number of each run; the interval is drawn from a generator of a fixed seed."""
-        numbers = np.array(values)
-        drawn = np.random.default_rng(0).choice(numbers, (_BOOTSTRAPS, len(numbers)))
-        low, high = np.percentile(_interquartile_means(drawn), (2.5, 97.5))
-        (iqm,) = _interquartile_means(numbers[None])
-        return cls(what, float(numbers.mean()), float(iqm), float(low), float(high))
-
-
-def _interquartile_means(rows: Any) -> Any:
-    """The mean of each row without a quarter of its values at each end, rounded down, as rliable's."""
-    cut = rows.shape[1] // 4
-    return np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(axis=1)
 
 
 def main(arguments: list[str]) -> int:
@@ -121,7 +95,9 @@ def main(arguments: list[str]) -> int:
     if out.suffix not in (".html", ".htm"):
         raise ConfigError(f"no page {out.suffix!r}", str(out), "end it in .html")
     text = page(labels(paths))
-    whole_file.write_whole(out, lambda beside: beside.write_text(text))
+    # Letters beyond ASCII as references: some programs, such as Python's email, drop what the page says of them.
+    content = text.encode("ascii", "xmlcharrefreplace")
+    whole_file.write_whole(out, lambda beside: beside.write_bytes(content))
     print(f"written   {out}")
     return 0
 
@@ -164,21 +140,23 @@ def page(runs: dict[str, Path], refresh_s: int | None = None) -> str:
     """The page of these runs, by the names that it calls them; a browser asks for it again every so often."""
     panels = panels_for("rlsync report", Path(f"{REPORT}.svg"))
     folders = {name: RunFolder(path) for name, path in runs.items()}
-    lives = {name: life for name, path in runs.items() if (life := _newest_life(path)) is not None}
-    described = [_described(name, folder, lives.get(name)) for name, folder in folders.items()]
-    figure, notes = panels.draw(folders)
+    described = {}
+    for name, folder in folders.items():
+        described[name] = _described(name, folder, _newest_life(folder.path), panels)
+    (wide, narrow), notes = panels.draw_each(folders, (2, 1))
     template = Path(__file__).with_name("page.html.jinja").read_text()
     filled = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     filled.filters["number"] = _number
     return filled.from_string(template).render(
-        title=described[0].about if len(runs) == 1 else f"{len(runs)} runs",
+        title=folders[next(iter(runs))].describe() if len(runs) == 1 else f"{len(runs)} runs",
         refresh_s=refresh_s,
-        runs=described,
-        seeds=_over_seeds(described),
-        curves=Markup(_svg(figure)),  # matplotlib has escaped what it writes
+        runs=list(described.values()),
+        groups=list(_scored(folders, described)),
+        wide=Markup(_svg(wide)),  # matplotlib has escaped what it writes
+        narrow=Markup(_svg(narrow)),
         notes=notes,
-        bootstraps=_BOOTSTRAPS,
-        timeline=_timeline(panels, lives),
+        bootstraps=BOOTSTRAPS,
+        timeline_s=_TIMELINE_S,
         version=__version__,
         written_at=at(time.time()),
     )
@@ -192,7 +170,9 @@ def _newest_life(run: Path) -> schedule.Life | None:
         return None
 
 
-def _described(name: str, folder: RunFolder, life: schedule.Life | None) -> Described:
+def _described(
+    name: str, folder: RunFolder, life: schedule.Life | None, panels: ModuleType
+) -> Described:
     path = folder.path
     config = written(path / RESOLVED)
     end = ended(path)
@@ -207,6 +187,7 @@ def _described(name: str, folder: RunFolder, life: schedule.Life | None) -> Desc
         command=_command(path),
         facts={} if life is None else _facts(life),
         changed=changes(_defaults(config), config),
+        timeline="" if life is None else _timeline(panels, life),
     )
 
 
@@ -231,29 +212,33 @@ def _facts(life: schedule.Life) -> dict[str, Any]:
     return {name: value for name, value in facts if isinstance(value, str | int | float)}
 
 
-def _over_seeds(runs: list[Described]) -> OverSeeds | None:
-    """What several runs have come to together; None of one run, and where nothing was scored."""
-    best = [run.result.best_return for run in runs if run.result.best_return is not None]
-    last = [run.result.last_return for run in runs if run.result.last_return is not None]
-    if len(runs) < 2:
-        return None
-    if len(best) == len(runs):
-        return OverSeeds.of("best evaluations", best)
-    if len(last) == len(runs):
-        return OverSeeds.of("returns of the newest episodes", last)
-    return None
+def _scored(
+    folders: dict[str, RunFolder], described: dict[str, Described]
+) -> Iterator[tuple[str, str, OverSeeds]]:
+    """What runs that differ in their seeds alone have come to together: who, in which number, and how far."""
+    for group, members in groups_of(folders).items():
+        if len(members) == 1:
+            continue
+        best = []
+        last = []
+        for name in members:
+            result = described[name].result
+            if result.best_return is not None:
+                best.append(result.best_return)
+            if result.last_return is not None:
+                last.append(result.last_return)
+        if len(best) == len(members):
+            yield group, "best evaluations", OverSeeds.of(best)
+        elif len(last) == len(members):
+            yield group, "returns of the newest episodes", OverSeeds.of(last)
 
 
-def _timeline(panels: ModuleType, lives: dict[str, schedule.Life]) -> str:
-    """The end of each life as a picture in base64; empty if there is none."""
-    ends = {}
-    for name, life in lives.items():
-        last_ms = max((rollout.ms for rollout in life.rollouts), default=0.0)
-        ends[name] = life.between(last_ms - 1e3 * _TIMELINE_S, float("inf"))
-    if not ends:
-        return ""
+def _timeline(panels: ModuleType, life: schedule.Life) -> str:
+    """The end of a life as a picture in base64."""
+    last_ms = max((rollout.ms for rollout in life.rollouts), default=0.0)
+    end = life.between(last_ms - 1e3 * _TIMELINE_S, float("inf"))
     buffer = BytesIO()
-    panels.lanes(ends).savefig(buffer, format="png", dpi=120)
+    panels.lanes({"": end}).savefig(buffer, format="png", dpi=120, transparent=True)
     return _base64(buffer.getvalue())
 
 

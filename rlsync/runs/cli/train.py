@@ -73,7 +73,11 @@ def run_sweep(line: command_line.CommandLine, jobs: list[Job]) -> int:
     try:
         with around as lifeline:
             words = words_of_sweep(line, jobs)
-            own_hydra.hand_over(line.flag_words, words, Task(line, jobs, lifeline))
+            task = Task(line, jobs, lifeline)
+            if lifeline is None:
+                own_hydra.hand_over(line.flag_words, words, task)
+            else:
+                own_hydra.hand_over(line.flag_words, words, task, lifeline.is_cut)
     except JobFailed as error:
         print(error, file=sys.stderr)
         return error.status

@@ -44,13 +44,19 @@ class OwnSampler(Sampler):
 
 
 def rows_given(buffer: ReplayBuffer) -> int | None:
-    """How many rows a buffer was given; None if two counts contradict. Until the cursor has a public name."""
+    """How many rows a buffer was given; None if two counts contradict."""
     rows = int(buffer.write_count)
     capacity = buffer.storage.max_size
-    holds = rows >= len(buffer) and rows % capacity == buffer.writer._cursor
+    holds = rows >= len(buffer) and rows % capacity == next_row(buffer)
     if holds:
         return rows
     return None
+
+
+def next_row(buffer: ReplayBuffer) -> int:
+    """The place of the next row. Until the cursor has a public name."""
+    place: int = buffer.writer._cursor
+    return place
 
 
 def forget_rows(storage: Storage) -> None:
@@ -137,7 +143,7 @@ class RowBuffer(TensorDictReplayBuffer):
             pairs: list[tuple[Tensor, Tensor]] = []
             more = {"index": index}
             place = slice(first, end)
-            if not _paired(storage._storage, batch, place, pairs, dims=batch.ndim, more=more):
+            if not _paired(storage._storage, batch, place, pairs, shape=batch.shape, more=more):
                 return None
             writer._cursor = end % capacity
             writer._write_count += count
@@ -158,10 +164,10 @@ def _paired(
     place: slice,
     pairs: list[tuple[Tensor, Tensor]],
     *,
-    dims: int,
+    shape: torch.Size,
     more: Mapping[str, Tensor],
 ) -> bool:
-    """Pair the rows of a place with those of a batch of so many dimensions; False if they do not fit.
+    """Pair the rows of a place, in the shape of a batch, with those of the batch; False if they do not fit.
 
     ``more`` has what is stored beside the batch.
     """
@@ -171,13 +177,12 @@ def _paired(
     if len(entries) + sum(name not in entries for name in more) != len(stored._tensordict):
         return False
     for name, whole in stored._tensordict.items():
-        value = more.get(name)
-        if value is None:
-            value = entries.get(name)
-            if dims > 1 and isinstance(value, Tensor):
-                value = value.flatten(0, dims - 1)
+        value = more.get(name, entries.get(name))
         if isinstance(whole, Tensor):
             rows = whole[place]
+            if name not in more:
+                # A batch of several rollouts is transposed: to make it flat would copy it once more.
+                rows = rows.unflatten(0, shape)
             if (
                 not isinstance(value, Tensor)
                 or rows.shape != value.shape
@@ -187,7 +192,7 @@ def _paired(
             pairs.append((rows, value))
         else:
             inner = isinstance(value, TensorDict)
-            if not (inner and _paired(whole, value, place, pairs, dims=dims, more={})):
+            if not (inner and _paired(whole, value, place, pairs, shape=shape, more={})):
                 return False
     return True
 

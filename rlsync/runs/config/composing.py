@@ -20,14 +20,23 @@ from rlsync.runs.config.refusals import SEE_ALL, key_of, parsed, word_of
 from rlsync.runs.config.shipped import ENV, RECIPE, TUNED, look_beside
 from rlsync.runs.recipes.checkpoints import AboutRun, checkpoint_at
 from rlsync.runs.recipes.env_settings import settings_with
+from rlsync.runs.recipes.lag import collector_of_now
 from rlsync.runs.recipes.registry import recipe_named
-from rlsync.runs.recipes.run_files import AGENTS, CHECKPOINT, LIFE_END, RESOLVED
-from rlsync.runs.recipes.settings import BFLOAT16, Config, EnvConfig, RenderedConfig
+from rlsync.runs.recipes.run_files import (
+    AGENTS,
+    CHECKPOINT,
+    LIFE_END,
+    OF_ONE_RUN,
+    PATHS,
+    RESOLVED,
+)
+from rlsync.runs.recipes.settings import (
+    BFLOAT16,
+    Config,
+    EnvConfig,
+    RenderedConfig,
+)
 from rlsync.seams import first_line
-
-#: Keys that belong to one run alone: a run that resumes it has its own.
-_PATHS = ("resume", "run_dir", "config_dir")
-OF_ONE_RUN = (*_PATHS, "restarts", "objective")
 
 #: The option that a config group has when a run is resumed: what the run before had. A user cannot choose it.
 BEFORE = "_resumed_run_"
@@ -68,7 +77,7 @@ def composition(
     except ConfigError as error:
         return None, [*composing.errors, error]
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        return None, [*composing.errors, refusals.of_composition(error, words)]
+        return None, [*composing.errors, refusals.of_composition(error, words, line.config_dir)]
 
 
 class _Composing:
@@ -163,6 +172,11 @@ class _Composing:
             return self._tuned(base)
 
         before = written(file, trusted=self._line.trusted, config_dir=self._line.config_dir)
+        if before.recipe.name in _ENDED_WITH_0_1 and is_of_0_1(file):
+            name = before.recipe.name
+            problem = f"a run of {name} by rlsync 0.1 cannot go on: its losses are others now"
+            cure = "start anew, without resume; rlsync eval plays the run as it is"
+            raise ConfigError(problem, str(file), cure)
         replaced = set(map(key_of, self._overrides))
         keys = [key for key in trust.CODE if replaced.isdisjoint((key, key.partition(".")[0]))]
         trust.check_code(before, keys, file, self._line.trusted)
@@ -225,7 +239,7 @@ class _Composing:
 def _typed(config: DictConfig, folder: Path) -> Config:
     """The config as a dataclass, in which the run's own folders are absolute paths, seen from ``folder``."""
     try:
-        for key in _PATHS:
+        for key in PATHS:
             if (path := OmegaConf.select(config, key)) is not None:
                 config[key] = str(folder / str(path))
         with own_hydra.stumbles():
@@ -412,6 +426,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         _take_dtype_for_bfloat16(config, known)
         _take_lag_for_kind(config, file)
         _require_map_of_now(config, file)
+        _take_names_for_those_of_0_1(config, Config(recipe=settings))
         _leave_out_what_has_gone(config, known)
         typed = OmegaConf.to_object(OmegaConf.merge(known, config))
     except (OmegaConfBaseException, OSError) as error:
@@ -424,12 +439,13 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
 #: learner, and looks at what a Dreamer imagined.
 _CHANGED_NOTHING = ("keep_agents", "learner_timeout_s", "open_loop")
 
-#: What the kinds of collectors of earlier runs are now.
-_KINDS: Mapping[str, Mapping[str, int | None]] = {
-    "sync": {"lag": 0},
-    "async": {"lag": None},
-    "in_process": {"lag": 0, "num_workers": 0},
-}
+#: Recipes whose runs by 0.1 are evaluated, and not resumed.
+_ENDED_WITH_0_1 = ("dreamer_v1",)
+
+
+def is_of_0_1(file: Path) -> bool:
+    """Whether rlsync 0.1 wrote the ``config.yaml`` of a run: its collectors had a kind."""
+    return file.is_file() and OmegaConf.select(trust.config_in(file), "collector.kind") is not None
 
 
 def _take_dtype_for_bfloat16(config: DictConfig, known: DictConfig) -> None:
@@ -447,20 +463,27 @@ def _take_lag_for_kind(config: DictConfig, file: Path) -> None:
     collector = OmegaConf.select(config, "collector")
     if not isinstance(collector, DictConfig):
         return
-    kind = collector.get("kind")
-    transport = collector.get("transport")
+    transport = collector.pop("transport", None)
     if transport not in (None, "board"):
         problem = f"workers of a recipe get their weights from a board, and no more by {transport}"
         cure = "start anew, without collector.transport; collectors of your own take any WeightSyncScheme"
         raise ConfigError(problem, f"{file}, collector.transport", cure)
-    collector.pop("transport", None)
-    if kind not in _KINDS:  # there is none, or a value that is refused as an unknown key
+    config.collector = collector_of_now({str(key): collector[key] for key in collector})
+
+
+def _take_names_for_those_of_0_1(config: Any, settings: Any) -> None:
+    """Say by its name of now what 0.1 called otherwise, such as a torso."""
+    if not isinstance(config, DictConfig):
         return
-    del collector["kind"]
-    keys = dict(_KINDS[kind])
-    if kind == "async" and "lag" in collector:  # impala had one before
-        del keys["lag"]
-    collector.update(keys)
+    for spec in fields(settings):
+        value = config.get(spec.name)
+        below = getattr(settings, spec.name)
+        if is_dataclass(below):
+            _take_names_for_those_of_0_1(value, below)
+        elif "bound" in spec.metadata:
+            name = spec.metadata["bound"].of_0_1.get(str(value))
+            if name is not None:
+                config[spec.name] = name
 
 
 def _require_map_of_now(config: DictConfig, file: Path) -> None:

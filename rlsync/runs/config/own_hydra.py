@@ -1,8 +1,8 @@
 """rlsync's use of Hydra: types and folders, keys, and jobs to hand over.
 
 What Hydra 1.3 does not document stands here alone: the repo of its ConfigStore, how it applies overrides to a
-config that it has merged, and that its main object runs what its loader returns. A Hydra that runs a config
-which is composed already, and sets its keys, would let most of it go.
+config that it has merged, that its main object runs what its loader returns, and where sweepers get their
+launcher. A Hydra that runs a config which is composed already, and sets its keys, would let most of it go.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
-from hydra.types import RunMode
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -107,6 +110,12 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     _nodes.clear()  # also of what a resumed run brought in
     _nodes.update(_copied(stored))
     return errors
+
+
+def register_in_process_of_launcher(own: Path | None) -> None:
+    """Register where nobody has: a launcher has started this process, which read no command line."""
+    if SCHEMA not in _nodes:
+        register(own)
 
 
 @lru_cache(maxsize=1)
@@ -333,15 +342,21 @@ def run(
 
 
 def hand_over(
-    flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], object]
+    flags: Sequence[str],
+    words: Sequence[str],
+    task: Callable[[DictConfig], object],
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Let Hydra read a command line: it runs a sweep, or prints what the flags ask for."""
+    """Let Hydra read a command line: it runs a sweep, or prints what the flags ask for.
+
+    Once the sweep ``is_stopped``, it ends with the error of a job that was stopped.
+    """
     words_before = sys.argv
     shown_before = os.environ.get(_FULL_ERROR)
     sys.argv = ["rlsync train", *flags, *words]
     os.environ[_FULL_ERROR] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
     try:
-        with _handed(words, task) as noted, _apart():
+        with _handed(words, task) as noted, _apart(), _watched_launches(is_stopped):
             main = hydra.main(
                 version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME
             )
@@ -351,6 +366,50 @@ def hand_over(
         del os.environ[_FULL_ERROR]
         if shown_before is not None:
             os.environ[_FULL_ERROR] = shown_before
+
+
+class _Watched(Launcher):
+    """A launcher that raises the error of a job of a stopped sweep. A sweeper may take it for a failed trial."""
+
+    def __init__(self, launcher: Launcher, is_stopped: Callable[[], bool]) -> None:
+        self._launcher = launcher
+        self._is_stopped = is_stopped
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Do nothing: the launcher behind it is set up."""
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        jobs = self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        if self._is_stopped():
+            for job in jobs:
+                job.return_value  # noqa: B018  # raises what the job has raised
+        return jobs
+
+
+@contextmanager
+def _watched_launches(is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """Inside, sweepers get launchers that end a stopped sweep."""
+    instantiate = Plugins.instantiate_launcher
+
+    def watched(
+        plugins: Plugins,
+        hydra_context: HydraContext,
+        task_function: TaskFunction,
+        config: DictConfig,
+    ) -> Launcher:
+        launcher = instantiate(plugins, hydra_context, task_function, config)
+        return _Watched(launcher, is_stopped)
+
+    # Of the class: launchers pickle the one instance for their processes.
+    Plugins.instantiate_launcher = watched  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Plugins.instantiate_launcher = instantiate  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -168,9 +169,20 @@ def _of_yaml(error: YAMLError) -> ConfigError:
     return ConfigError(problem, where, "correct it; YAML is indented by spaces")
 
 
-def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
-    """What Hydra refused. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
+def of_composition(
+    error: Exception, words: Iterable[str], config_dir: Path | None = None
+) -> ConfigError:
+    """What Hydra refused, of the command line or of a file, also one in ``config_dir``."""
     raise_interrupt(error)
+    if isinstance(error, MissingConfigException):
+        group, _, option = str(error.missing_cfg_file).partition("/")
+        if f"{group}={option}" in GONE:
+            return _of_gone_option(group, option, config_dir)
+    return _of_hydra(error, words)
+
+
+def _of_hydra(error: Exception, words: Iterable[str]) -> ConfigError:
+    """The error of Hydra's. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
     if isinstance(error, YAMLError):
         return _of_yaml(error)
     inner: Any = error.__cause__ or error.__context__
@@ -189,11 +201,6 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
         names = [spec.name for spec in fields(inner.object_type)]
         cure = f"{user_input.did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
         cure = GONE.get(str(inner.full_key), cure)
-    if (
-        isinstance(error, MissingConfigException)
-        and str(error.missing_cfg_file).replace("/", "=") in GONE
-    ):
-        cure = GONE[str(error.missing_cfg_file).replace("/", "=")]
     if in_file := _IN_FILE.search(str(error)):
         return ConfigError(problem, f"{in_file['file']}.yaml", cure)
     guilty = max((line for line in words if line in str(error)), key=len, default="")
@@ -205,6 +212,18 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
             cure = f"a list is written in brackets: {key}=[{value}]"
     where = f"override {guilty}" if guilty else " ".join(["the configuration with", *words])
     return ConfigError(problem, where, cure)
+
+
+def _of_gone_option(group: str, option: str, config_dir: Path | None) -> ConfigError:
+    """The error for the defaults of a user's file that choose an option of 0.1. Hydra does not name the file."""
+    where = "the defaults of a YAML file"
+    chooses = re.compile(rf"\b{group}: {option}\b")
+    files = sorted(config_dir.rglob("*.yaml")) if config_dir else []
+    for file in files:
+        if chooses.search(file.read_text(errors="replace")):
+            where = f"the defaults of {file}"
+    cure = f"leave it out there, and {GONE[f'{group}={option}']}"
+    return ConfigError(f"no {group} {option!r}", where, cure)
 
 
 def raise_interrupt(error: Exception) -> None:

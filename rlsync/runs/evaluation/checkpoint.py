@@ -60,7 +60,7 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
         Checkpoint(**wanted).load(checkpoint, map_location="cpu")
     except (CheckpointError, OSError, TypeError, ValueError) as error:
         problem = f"the checkpoint does not fit the run's configuration: {first_line(error)}"
-        cure = "give a checkpoint that a run with this configuration wrote"
+        cure = "give one that this rlsync wrote, with this configuration: networks of an earlier one may be others"
         raise ConfigError(problem, str(checkpoint), cure) from error
     counts = counters.state
     steps_at = {int(version): int(steps) for version, steps in counts["published"].tolist()}

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlsync import ConfigError
-from rlsync.runs.life.aside import repeated_in
-from rlsync.runs.life.state import RunStatus
+from rlsync.runs.life.state import RunStatus, repeated_in
 from rlsync.runs.recipes.run_files import SCHEDULE
 from rlsync.seams import schedule
 

@@ -6,30 +6,18 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlsync.runs.evaluation.process import video_of_version
+from rlsync.runs.life.state import REPEATED, Repeated
 from rlsync.runs.recipes.checkpoints import AboutRun, appended_to
 from rlsync.runs.recipes.run_files import ASIDE, LIVES, RECEIPTS, STARTED, VERSIONS, VIDEOS
 from rlsync.seams import whole_file
 
 #: What goes on from whatever an earlier beginning has left: no version number is given out twice.
 _STAYS = (ASIDE, LIVES, STARTED, VERSIONS)
-_ABOUT = "repeated.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """Frames that a run had learned from when it was killed, and that it makes again."""
-
-    from_frames: int
-    to_frames: int
-
-    @property
-    def frames(self) -> int:
-        return self.to_frames - self.from_frames
 
 
 def set_aside(run: Path, checkpoint: Path) -> None:
@@ -68,12 +56,6 @@ def set_all_aside(run: Path) -> None:
     _note(folder, 0, _frames_in(folder / RECEIPTS))
 
 
-def repeated_in(run: Path) -> list[Repeated]:
-    """What a run made again, each time that it went on."""
-    files = sorted((run / ASIDE).glob(f"*/{_ABOUT}"), key=lambda file: int(file.parent.name))
-    return [Repeated(**json.loads(file.read_text())) for file in files]
-
-
 def _next_folder(run: Path) -> Path:
     number = 1 + max((int(path.name) for path in (run / ASIDE).glob("[0-9]*")), default=0)
     folder = run / ASIDE / str(number)
@@ -83,7 +65,7 @@ def _next_folder(run: Path) -> Path:
 
 def _note(folder: Path, from_frames: int, to_frames: int) -> None:
     text = json.dumps(asdict(Repeated(from_frames, max(from_frames, to_frames))))
-    whole_file.write_whole(folder / _ABOUT, lambda beside: beside.write_text(text))
+    whole_file.write_whole(folder / REPEATED, lambda beside: beside.write_text(text))
 
 
 def _frames_in(receipts: Path) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from torchrl.checkpoint import Checkpoint
@@ -25,6 +25,8 @@ from rlsync.runs.life.state import Ended, at, begin
 from rlsync.runs.recipes.run_files import CHECKPOINT
 from rlsync.runs.recipes.trainer import INTERRUPTED
 from rlsync.seams import families, last_checkpoint, trainers
+
+_AFTER_SIGKILL_S = 1.0  # how long processes that were killed may take to end, all together
 
 LIFE_OVER = "life_frames collected"  #: how a life ends that another one follows at once
 
@@ -154,7 +156,7 @@ class Interrupts:
         self._came = False  # one of this process's own
         self._is_called = False  # whether a program called this run, and lives on after it
         self.abandoned = False  #: whether a second Ctrl-C came to such a program
-        self._raised = False
+        self._raises = False  # whether the next SIGINT is a KeyboardInterrupt
         self._others: set[int | None] = (
             set()
         )  # the processes that such a program had started before
@@ -232,8 +234,8 @@ class Interrupts:
 
     def _handle(self, number: int, frame: object) -> None:
         """Python calls this in the main thread; :meth:`_watch` hears of the signal by itself."""
-        if self.abandoned and number == signal.SIGINT and not self._raised:
-            self._raised = True
+        if self._raises and number == signal.SIGINT:
+            self._raises = False
             raise KeyboardInterrupt
 
     def how(self) -> str:
@@ -307,6 +309,7 @@ class Interrupts:
         self.abandoned = True
         os.write(2, b"\nending the run without a checkpoint\n")
         end_children(besides=self._others)
+        self._raises = True  # not before: two threads would end the same processes
         signal.pthread_kill(_main_thread_ident(), signal.SIGINT)
 
     def _listen_to(self, parent: Connection | None) -> None:
@@ -336,14 +339,23 @@ def kill_everything(status: int) -> None:
     """Kill all processes that this process started, and end it with this exit status."""
     try:
         end_children()
-    finally:  # another thread may close what is joined here
+    finally:
         os._exit(status)
 
 
 def end_children(besides: Collection[int | None] = ()) -> None:
-    """Kill all processes that this process started, with their own, but those with these numbers."""
-    children = [child for child in multiprocessing.active_children() if child.pid not in besides]
-    for child in children:
-        families.end_group(child)
-    for child in children:
-        child.join(timeout=1.0)
+    """Kill all processes that this process started, with their own, but those with these numbers.
+
+    It waits until they have ended, and leaves it to the thread that started them to hear how: whoever of two
+    threads asks second would hear that they are still running.
+    """
+    running: set[int] = set()
+    for child in multiprocessing.active_children():
+        if child.pid in besides:
+            continue
+        with suppress(ValueError):  # the other thread has closed it meanwhile
+            running.add(child.sentinel)
+            families.end_group(child)
+    deadline = time.monotonic() + _AFTER_SIGKILL_S
+    while running and (ended := wait(running, max(0.0, deadline - time.monotonic()))):
+        running.difference_update(ended)

@@ -63,6 +63,11 @@ class Lifeline:
             os.close(writing)
             return Connection(reading, writable=False)
 
+    def is_cut(self) -> bool:
+        """Whether the runs that hold it are to end; False on another machine."""
+        connection = self.held()
+        return connection is not None and connection.poll()
+
 
 @contextmanager
 def sweep_apart() -> Iterator[Lifeline]:

@@ -338,6 +338,7 @@ def jobs_of(line: CommandLine) -> list[Job]:
 def recorded_job(line: CommandLine, words: Sequence[str], added: Collection[str]) -> Job:
     """The job that has these overrides in Hydra's record, checked now; what rlsync ``added`` is found anew."""
     users = [word for word in words if word not in added and not word.endswith(f"={BEFORE}")]
+    own_hydra.register_in_process_of_launcher(line.config_dir)
     with own_hydra.initialised(line.flags.config_path):
         composed, faults = composition(line, users)
         job, errors = _examined_job(line, users, composed, faults)

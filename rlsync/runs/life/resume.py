@@ -16,13 +16,13 @@ from torchrl.trainers import Trainer
 from rlsync import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.runs.actors.repeated import RepeatedUnrolls
 from rlsync.runs.actors.worker import seed_after
-from rlsync.runs.config.composing import OF_ONE_RUN, nothing_in
+from rlsync.runs.config.composing import is_of_0_1, nothing_in
 from rlsync.runs.config.trust import check_checkpoint
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.bounds import Restored
 from rlsync.runs.recipes.checkpoints import Taken, envs_in, places, taken
 from rlsync.runs.recipes.registry import Recipe
-from rlsync.runs.recipes.run_files import RESOLVED
+from rlsync.runs.recipes.run_files import OF_ONE_RUN, RESOLVED
 from rlsync.runs.recipes.settings import Config
 from rlsync.seams import trainers, warn
 
@@ -135,6 +135,8 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
     cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
     if changed:
         cure = f"leave out what changes the networks; changed are: {', '.join(map(str, changed))}"
+    if is_of_0_1(checkpoint.parent / RESOLVED):
+        cure += "; else start anew: rlsync 0.1 wrote this run, some of whose networks were others"
     return ConfigError(
         f"the checkpoint does not fit this configuration: {problem}", str(checkpoint), cure
     )

@@ -5,21 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlsync import ConfigError, Receipt
 from rlsync.runs.config.trust import config_in
 from rlsync.runs.life.state import name_it
 from rlsync.runs.recipes.run_files import (
+    AGENTS,
     EVALUATIONS,
     METRICS,
+    OF_ONE_RUN,
     RECEIPTS,
     RESOLVED,
     SCALARS,
@@ -82,13 +85,31 @@ class RunFolder:
         self.path = path
 
     def describe(self) -> str:
-        config = config_in(self.path / RESOLVED)
+        return f"{self.about}, seed {OmegaConf.select(self._config, 'seed')}"
+
+    @property
+    def about(self) -> str:
+        """Recipe and environment."""
+        config = self._config
         recipe = OmegaConf.select(config, "recipe.name")
         env = OmegaConf.select(config, "env.make") or OmegaConf.select(config, "env.id")
-        seed = OmegaConf.select(config, "seed")
         if OmegaConf.select(config, "recipe.replay.ratio"):
             recipe = f"{recipe} with replay"
-        return f"{recipe} on {env}, seed {seed}"
+        return f"{recipe} on {env}"
+
+    @property
+    def all_but_seed(self) -> dict[str, str]:
+        """What decides the run besides its seed: runs that have this in common are samples of one thing."""
+        if self.path.absolute().parent.name == AGENTS:
+            return {AGENTS: str(self.path)}  # it learns from the frames of others, too
+        config = self._config
+        for key in ("seed", *OF_ONE_RUN):
+            config.pop(key, None)
+        return dict(_keys(OmegaConf.to_container(config)))
+
+    @property
+    def _config(self) -> DictConfig:
+        return config_in(self.path / RESOLVED)
 
     def metric(self, name: str) -> Curve:
         """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
@@ -156,6 +177,15 @@ class RunFolder:
             rows = [(event.step, event.value) for event in events.Scalars(name)]
             curves[name] = _curve(*np.array(rows, dtype=float).T)
         return curves
+
+
+def _keys(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The keys of a config in one row, each with its value."""
+    for name, value in sorted(section.items()):
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)
 
 
 def _unreadable(file: Path, why: str) -> ConfigError:

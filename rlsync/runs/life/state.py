@@ -20,10 +20,9 @@ import yaml
 
 from rlsync import BoardClosed, ConfigError
 from rlsync.runs.actors.cluster.session import ClusterStatus
-from rlsync.runs.life.aside import repeated_in
 from rlsync.runs.plain import json_of
 from rlsync.runs.recipes import run_files as files
-from rlsync.runs.recipes.settings import THIS_MACHINE, lag_in_words
+from rlsync.runs.recipes.lag import THIS_MACHINE, collector_of_now, lag_in_words
 from rlsync.seams import (
     EVALUATOR,
     BoardHandle,
@@ -50,6 +49,8 @@ NO_BOARD = "no board"
 
 TARGET_REACHED = "target return reached"  #: how a run ended that learned what it was to learn
 
+
+REPEATED = "repeated.json"  #: what was made again, in each folder of what was set aside
 
 ROOM_BYTES = 16 * 1024  #: what is kept for :class:`Ended`, whose error may have many lines
 
@@ -133,6 +134,26 @@ class RunStatus:
         return facts
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Frames that a run had learned from when it was killed, and that it makes again."""
+
+    from_frames: int
+    to_frames: int
+
+    @property
+    def frames(self) -> int:
+        return self.to_frames - self.from_frames
+
+
+def repeated_in(run: Path) -> list[Repeated]:
+    """What a run made again, each time that it went on."""
+    noted = sorted(
+        (run / files.ASIDE).glob(f"*/{REPEATED}"), key=lambda file: int(file.parent.name)
+    )
+    return [Repeated(**json.loads(file.read_text())) for file in noted]
+
+
 def status_of(run: Path) -> RunStatus:
     if agents := files.agents_in(run):
         return _population(run, agents)
@@ -178,7 +199,7 @@ def lag_of(run: Path) -> str:
     """How old the weights are that a run's workers act with, as its config says; empty where it does not."""
     try:
         config = yaml.safe_load((run / files.RESOLVED).read_text())
-        collector = config["collector"]
+        collector = collector_of_now(config["collector"])
         here = config["cluster"]["kind"] == THIS_MACHINE
         return lag_in_words(collector["lag"], in_process=here and collector["num_workers"] == 0)
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):  # another rlsync wrote it

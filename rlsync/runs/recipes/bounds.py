@@ -33,6 +33,7 @@ class Bound:
     low_excluded: bool = False
     high_excluded: bool = False
     widths: bool = False
+    of_0_1: Mapping[str, str] = field(default_factory=dict)  # what choices of 0.1 are called now
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -107,11 +108,15 @@ def fraction(default: object) -> Any:
     return field(default=default, metadata={"bound": Bound(low=0, high=1)})
 
 
-def one_of(default: str, *others: str, group: str = "") -> Any:
-    """A field that accepts these names; the first is its default. Entry points of a ``group`` add theirs."""
-    return field(
-        default=default, metadata={"bound": Bound(choices=(default, *others), group=group)}
-    )
+def one_of(
+    default: str, *others: str, group: str = "", of_0_1: Mapping[str, str] | None = None
+) -> Any:
+    """A field that accepts these names; the first is its default. Entry points of a ``group`` add theirs.
+
+    ``of_0_1``: names that 0.1 had, and what they are called now. They are refused, and read in its runs.
+    """
+    bound = Bound(choices=(default, *others), group=group, of_0_1=of_0_1 or {})
+    return field(default=default, metadata={"bound": bound})
 
 
 def kept(default: object, why: str) -> Any:
@@ -213,7 +218,10 @@ def bound_errors(config: DataclassInstance, prefix: str = "") -> Iterator[Config
             yield from bound_errors(value, key + ".")
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
             bound = spec.metadata["bound"]
-            cure = f"{user_input.did_you_mean(user_input.nearest_name(str(value), bound._names))}give {bound}"
+            nearest = bound.of_0_1.get(str(value)) or user_input.nearest_name(
+                str(value), bound._names
+            )
+            cure = f"{user_input.did_you_mean(nearest)}give {bound}"
             if "None" in str(spec.type):
                 cure += ", or null"
             yield ConfigError(f"{key} cannot be {value!r}", key, cure)

@@ -24,9 +24,17 @@ from rlsync.runs.recipes.settings import BFLOAT16, LOGGER_PACKAGES, LOGGERS, Con
 from rlsync.runs.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.seams import DATA_AT, device, extensions, machine
 
-#: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
+#: Files that a learner has open, half of them while a checkpoint is put on disk.
 _FILES = 64
-_OF_WORKER = 1
+
+# Of each worker that starts.
+_FILES_OF_WORKER = 3  # two pipes of its process, and what it prints
+_TASKS_OF_WORKER = (
+    3  # the thread that acts, one that ends it with the learner, one that watches its start
+)
+_LEAST_BYTES_OF_WORKER = (
+    25_000_000  # that it shares with nobody: less was not seen, with the smallest of networks
+)
 
 VIDEO_KEY = "recipe.evaluation.video_every"  #: the key of an evaluation's films
 
@@ -44,7 +52,7 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from caught(lambda: verify_trigger(config.sync), "sync.verify_every_s")
     yield from config.env.errors()
     looks = device_errors, cluster_errors, in_process_errors, schedule_errors
-    for look in (*looks, video_errors, file_errors, update_errors):
+    for look in (*looks, video_errors, file_errors, worker_errors, update_errors):
         yield from look(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and not machine.has_package(kind):
@@ -98,10 +106,8 @@ def more_frames(config: Config) -> str | None:
 def file_errors(config: Config) -> Iterator[RlsyncError]:
     """An error if this process may not open as many files as a run needs: the run would hang somewhere."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    workers = 0
-    if not config.in_process:
-        workers = config.workers_per_node
-    needed = _FILES + _OF_WORKER * workers
+    workers = _processes_here(config)
+    needed = _FILES + _FILES_OF_WORKER * workers
     if 0 <= limit < needed:  # -1: no limit
         problem = f"this process may open {limit} files, and the run needs {needed}"
         cure = f"allow more with ulimit -n {needed}, or give fewer workers"
@@ -111,6 +117,35 @@ def file_errors(config: Config) -> Iterator[RlsyncError]:
         problem = f"this process may make files of {longest:,} bytes, and a board's file is {DATA_AT:,} long"
         cure = "allow longer ones with ulimit -f unlimited: it is mostly empty"
         yield ConfigError(problem, "ulimit -f", cure)
+
+
+def worker_errors(config: Config) -> Iterator[RlsyncError]:
+    """An error for what this machine has too little of for so many workers: they would die as they start."""
+    workers = _processes_here(config)
+    where = f"collector.num_workers={workers}"
+    left = machine.tasks_left()
+    needed = _TASKS_OF_WORKER * workers
+    if left is not None and left < needed:
+        problem = (
+            f"{left} more processes and threads may start here, and {workers} workers need {needed}"
+        )
+        cure = "allow more (ulimit -u, or pids.max of the container), or give fewer workers"
+        yield ConfigError(problem, where, cure)
+    memory = machine.memory_bytes()
+    needed = _LEAST_BYTES_OF_WORKER * workers
+    if memory is not None and memory < needed:
+        problem = (
+            f"there are {memory:,} bytes of memory, and {workers} workers need more than {needed:,}"
+        )
+        cure = "give fewer workers, each with more environments (env.num_envs)"
+        yield ConfigError(problem, where, cure)
+
+
+def _processes_here(config: Config) -> int:
+    """The worker processes of this machine."""
+    if config.in_process:
+        return 0
+    return config.workers_per_node
 
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:

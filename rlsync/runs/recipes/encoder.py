@@ -14,30 +14,36 @@ from torch import Tensor, nn
 
 from rlsync import ConfigError
 from rlsync.runs.actors.envs.observations import Observations
+from rlsync.runs.recipes.normalize import PICTURES_EVERY, Standardized
 
 TORSOS = ("mlp", "nature", "impala")
 
 
 class Pixels(nn.Module):
-    """Pixels as numbers: bytes / 255; with ``normalize`` less their mean, by their deviation, cut to 5.
+    """Pixels as numbers: bytes / 255; with a ``clip`` less their mean, by their deviation, cut to it.
 
-    Mean and deviation are those of each number of an observation in all that :meth:`follow` saw. They are
-    buffers, so each version of the weights has its own, and workers act with those that it was made with.
+    Mean and deviation are those of each number of an observation in all that was seen, which whoever trains
+    the network says. They are buffers, so each version of the weights has its own, and workers act with those
+    that it was made with.
     """
 
-    def __init__(self, shape: Sequence[int], normalize: bool, channels_last: bool) -> None:
+    def __init__(self, shape: Sequence[int], clip: float | None, channels_last: bool) -> None:
         super().__init__()
-        self.normalize = normalize
+        self.clip = clip
         self.channels_last = channels_last
-        if normalize:
+        if self.normalizes:
             self.mean = nn.Buffer(torch.zeros(*shape))
             self.variance = nn.Buffer(torch.ones(*shape))
             self.seen = nn.Buffer(torch.zeros(()))
 
+    @property
+    def normalizes(self) -> bool:
+        return self.clip is not None
+
     @torch.no_grad()
     def follow(self, pixels: Tensor) -> None:
-        """Take unrolls ``[S, B, *shape]`` into account: every eighth step, as neighbours are much alike."""
-        new = pixels[::8].flatten(0, 1)
+        """Take unrolls ``[S, B, *shape]`` into account, of every eighth step."""
+        new = pixels[::PICTURES_EVERY].flatten(0, 1)
         variance, mean = torch.var_mean(_as_numbers(new), 0, correction=0)
         self.seen.add_(len(new))
         share = len(new) / self.seen
@@ -48,8 +54,9 @@ class Pixels(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         numbers = _as_numbers(pixels, layout)
-        if self.normalize:
-            numbers.sub_(self.mean).mul_((self.variance + 1e-5).rsqrt()).clamp_(-5, 5)
+        if self.clip is not None:
+            spread = (self.variance + 1e-5).rsqrt()
+            numbers.sub_(self.mean).mul_(spread).clamp_(-self.clip, self.clip)
         return numbers
 
 
@@ -213,7 +220,7 @@ class Encoder(nn.Module):
         numbers: widths of the layers that numbers go through beside pictures. Without pictures they are
             features as they are.
         channels_last: whether convolutions run channels-last.
-        normalize: whether pictures lose their running mean; see :class:`Pixels`.
+        clip: where normalised pixels are cut; None: they are not normalised. See :class:`Pixels`.
 
     Raises:
         ConfigError: a picture is too small for the torso, or a width does not fit.
@@ -238,7 +245,7 @@ class Encoder(nn.Module):
         hidden: Sequence[int] | None = None,
         numbers: Sequence[int] = (),
         channels_last: bool = False,
-        normalize: bool = False,
+        clip: float | None = None,
     ) -> None:
         super().__init__()
         self.observations = observations
@@ -253,7 +260,7 @@ class Encoder(nn.Module):
         for part in observations.pictures:
             name = torso_for(part.shape) if torso == "auto" else torso
             widths = HIDDEN.get(name, ()) if hidden is None else hidden
-            self.pixels.append(Pixels(part.shape, normalize, channels_last))
+            self.pixels.append(Pixels(part.shape, clip, channels_last))
             self.torsos.append(make_torso(name, part.shape, widths))
             self.features += widths[-1]
 
@@ -282,8 +289,18 @@ class Encoder(nn.Module):
         parts = self.observations.split(rows)
         for part, pixels in zip(self.observations.pictures, self.pixels, strict=True):
             assert isinstance(pixels, Pixels)
-            if pixels.normalize:
+            if pixels.normalizes:
                 pixels.follow(parts[part.name])
+
+    def standardize(self, clip: float) -> None:
+        """Normalise the numbers beside pictures, before whatever they go through.
+
+        Args:
+            clip: largest distance from 0 of a normalised number.
+        """
+        features = self.observations.features
+        if features:
+            self.numbers = Standardized(self.numbers, features, clip)
 
     def _dtype(self) -> torch.dtype:
         """The dtype of its weights."""

@@ -126,6 +126,16 @@ class EnvConfig:
         wrappers = map(_wrapper, self.wrappers)
         return tuple(wrapper for wrapper in wrappers if wrapper is not None)
 
+    def frames_shown(self, channels: int) -> int:
+        """How many frames a picture with so many channels shows, as far as the keys tell."""
+        if channels % self._newest():
+            return 1  # what a wrapper made of a stack
+        return self._newest()
+
+    def _newest(self) -> int:
+        """Number of newest pictures in an observation."""
+        return self.frame_stack
+
     def spec(self) -> GymnasiumEnvs | AtariEnvs:
         """What the workers of the actor-learner step; a ConfigError if :meth:`errors` has one."""
         refuse(self.errors())
@@ -237,6 +247,9 @@ class AtariConfig(EnvConfig):
             f"{self.max_episode_frames:,} frames a game{lives}; returns are of whole games, not clipped"
             f"{self._changes()}"
         )
+
+    def _newest(self) -> int:
+        return self.stack_num
 
     def spec(self) -> AtariEnvs:
         """What makes the environments; a ConfigError if :meth:`errors` has one."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torchrl import modules
 
-from rlsync import ConfigError
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import Player
@@ -116,7 +115,7 @@ class Sight(NamedTuple):
     encoder: Encoder | None  #: None: a row is numbers alone, and networks take it as it is
     features: int  #: what the layers behind take
     hidden: list[int]  #: widths of the hidden layers behind
-    #: largest distance from 0 of a normalised number; None: nothing is normalised
+    #: largest distance from 0 of a normalised number; None: nothing is normalised, or the encoder does it
     clip: float | None
 
     @classmethod
@@ -128,22 +127,23 @@ class Sight(NamedTuple):
             spaces: of the environment.
 
         Raises:
-            ConfigError: pictures would be normalised, or are too small for their torso.
+            ConfigError: pictures are too small for their torso.
         """
         observations = spaces.observations
         clip = recipe.normalize.clip if recipe.normalize.observations else None
         encoder: Encoder | None = None
         if observations.pictures:
-            if clip is not None:
-                raise pictures_are_not_normalised()
             encoder = Encoder(
                 observations,
                 torso=recipe.model.torso,
                 hidden=recipe.model.hidden,
                 numbers=recipe.hidden,
                 channels_last=recipe.model.channels_last,
+                clip=clip,
             )
-            return cls(observations, encoder, encoder.features, [], clip)
+            if clip is not None:
+                encoder.standardize(clip)
+            return cls(observations, encoder, encoder.features, [], None)
         if observations.mask is not None:
             encoder = Encoder(observations)
         return cls(observations, encoder, observations.features, recipe.hidden, clip)
@@ -161,12 +161,6 @@ class Sight(NamedTuple):
         if self.observations.mask is None:
             return self.behind(net)
         return Masked(self.behind(net), self.observations)
-
-
-def pictures_are_not_normalised() -> ConfigError:
-    problem = "observations have pictures, whose pixels are not normalised"
-    cure = "give recipe.normalize.observations=false: networks divide pixels by 255"
-    return ConfigError(problem, "recipe.normalize.observations", cure)
 
 
 def workers_dtype(sync: SyncConfig) -> torch.dtype | None:

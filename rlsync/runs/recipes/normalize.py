@@ -1,6 +1,7 @@
 """Observations and rewards in units of their own spread.
 
-The statistics of observations are buffers of every network that sees them, so a version acts with its own.
+The statistics of observations, numbers and pixels, are buffers of every network that sees them, so a version
+acts with its own.
 Source: Chan, Golub and LeVeque 1979 (merging of moments); Engstrom et al. 2020, https://arxiv.org/abs/2005.12729,
 and Stable-Baselines3's VecNormalize (rewards of on-policy recipes).
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,17 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from torchrl.trainers import Trainer
 
-from rlsync.runs.actors.envs.observations import Observations
+from rlsync.runs.actors.envs.observations import Observations, Part
 from rlsync.runs.actors.intake import RolloutId
 from rlsync.runs.recipes.settings import NormalizeConfig
 from rlsync.seams import misuse, trainers
 
-#: The child of a network that holds the statistics; leaf names of the sync map have it.
-OBSERVATIONS = "observations"
+#: Pictures are counted of one step in so many, as neighbours are much alike.
+PICTURES_EVERY = 8
 
 _LEAST = 1e-6  #: the smallest spread that is divided by: a number that never changes becomes 0
 _LEAST_VARIANCE = 1e-8  #: is added to the variance of returns, as VecNormalize does
@@ -43,8 +43,9 @@ class Moments:
         self._squares = torch.zeros(features, dtype=torch.float64, device="cpu")
 
     def add(self, rows: Tensor) -> None:
+        """Count rows ``[..., features]``."""
         features = len(self.mean)
-        if not rows.numel() or not features:
+        if not rows.numel():
             return
         rows = rows.detach().to("cpu", torch.float64).reshape(-1, features)
         mean = rows.mean(0)
@@ -108,14 +109,38 @@ class Statistics(misuse.RegistersItself, ABC):
 
     def __init__(self, config: NormalizeConfig, observations: Observations, earned: str) -> None:
         self._config = config
-        self._numbers = observations.numbers
+        self._seen_as = observations
         self.observations = Moments(observations.features)
         self._moments = {"observations": self.observations, earned: Moments(1)}
+        self._pictures: list[tuple[Part, Moments]] = []
+        if config.observations:
+            for part in observations.pictures:
+                moments = Moments(part.size)
+                self._pictures.append((part, moments))
+                self._moments[f"picture {part.name}"] = moments
 
     @property
     @abstractmethod
     def reward_scale(self) -> float:
         """What rewards are divided by."""
+
+    def _count_observations(self, rows: Tensor) -> None:
+        """Count rows ``[B, T, *shape]``, of pictures every eighth step."""
+        self.observations.add(self._seen_as.numbers(rows))
+        if self._pictures:
+            parts = self._seen_as.split(rows[:, ::PICTURES_EVERY])
+            for part, moments in self._pictures:
+                moments.add(parts[part.name].flatten(2))
+
+    def _write(self, loss: nn.Module) -> None:
+        """Write mean and spread of all observations so far into every network of a loss."""
+        numbers = self.observations
+        values = {"observations.mean": numbers.mean, "observations.std": numbers.std}
+        for number, (part, moments) in enumerate(self._pictures):
+            # Networks see bytes as their 255th.
+            values[f"pixels.{number}.mean"] = moments.mean.view(part.shape) / 255
+            values[f"pixels.{number}.variance"] = moments.variance.view(part.shape) / 255**2
+        write_statistics(loss, values)
 
     def state_dict(self) -> dict[str, dict[str, int | Tensor]]:
         """The moments. The networks' statistics are in the checkpoint of the loss."""
@@ -129,7 +154,8 @@ class Statistics(misuse.RegistersItself, ABC):
         scale = {}
         if self._config.rewards:
             scale["normalize/reward_scale"] = self.reward_scale
-        return {"normalize/frames": self.observations.count, **scale}
+        frames = max(moments.count for moments in self._moments.values())
+        return {"normalize/frames": frames, **scale}
 
 
 class Normalize(Statistics, trainers.Reader):
@@ -150,10 +176,10 @@ class Normalize(Statistics, trainers.Reader):
         trainer.register_module(name, self)
 
     def _count(self, loss: nn.Module, batch: TensorDictBase) -> TensorDictBase:
-        self.observations.add(self._numbers(batch.get("observation")))
+        self._count_observations(batch.get("observation"))
         self.rewards.add(batch.get(("next", "reward")))
         if self._config.observations:
-            write_moments(loss, self.observations)
+            self._write(loss)
         return batch
 
     def scale(self, batch: TensorDictBase) -> TensorDictBase:
@@ -201,19 +227,16 @@ class NormalizeOnPolicy(Statistics):
 
     def _count(self, trainer: Trainer, batch: TensorDictBase) -> TensorDictBase:
         observation, reward, is_init = self._steps(batch)
-        self.observations.add(self._numbers(observation))
+        self._count_observations(observation)
         if self._config.rewards:
             rollouts = trainer.collector.last_rollouts
             self.returns.add(self.running_returns(rollouts, reward, is_init))
         return batch
 
     def _steps(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-        """The observations of a batch in any order, rewards and whether an episode begins, both ``[B, T]``."""
+        """The observations of a batch, rewards and whether an episode begins, each ``[B, T, ...]``."""
         reward = batch.get(("next", "reward")).squeeze(-1)
         return batch.get("observation"), reward, batch.get("is_init").squeeze(-1)
-
-    def _write(self, loss: nn.Module) -> None:
-        write_moments(loss, self.observations)
 
     def running_returns(
         self, rollouts: Sequence[RolloutId], reward: Tensor, is_init: Tensor
@@ -262,30 +285,23 @@ class NormalizeOnPolicy(Statistics):
 
 
 class NormalizeUnrolls(NormalizeOnPolicy):
-    """The same for batches of unrolls, where time comes first, and for a network that keeps its parameters."""
+    """The same for batches of unrolls, where time comes first."""
 
     def _steps(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         # the last observation is the first one of the next rollout
-        observation = batch.get("observation")[:-1]
+        observation = batch.get("observation")[:-1].transpose(0, 1)
         return observation, batch.get("reward").t(), batch.get("is_init")[:-1].t()
 
-    def _write(self, loss: nn.Module) -> None:
-        for module in loss.modules():
-            if isinstance(module, Standardize):
-                module.mean.copy_(self.observations.mean)
-                module.std.copy_(self.observations.std)
 
+def write_statistics(loss: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Write into all networks of a loss, those of several critics in one leaf.
 
-def write_moments(loss: nn.Module, observations: Moments) -> None:
-    """Write the mean and the spread of all observations so far into every network of a loss."""
-    write_statistics(loss, observations.mean, observations.std)
-
-
-def write_statistics(loss: nn.Module, mean: Tensor, std: Tensor) -> None:
-    """Write a mean and a spread into every :class:`Standardize` of a loss, several critics' in one leaf."""
-    values = {"mean": mean, "std": std}
-    for params in loss.children():
-        if isinstance(params, TensorDictParams):
-            for key, leaf in params.items(True, True):
-                if isinstance(key, tuple) and key[-2:-1] == (OBSERVATIONS,):
-                    leaf.data.copy_(values[key[-1]].expand(leaf.shape))
+    Args:
+        loss: holds the networks, or their parameters.
+        values: by the ends of the names of buffers, as ``observations.mean`` or ``pixels.0.mean``. A network
+            of one picture may have it under no number.
+    """
+    for name, leaf in loss.named_buffers():
+        for end, value in values.items():
+            if name.endswith((f".{end}", f".{end.replace('.0.', '.')}")):
+                leaf.data.copy_(value.expand(leaf.shape))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
@@ -21,8 +23,9 @@ from rlsync.runs.recipes.encoder import Encoder, Pixels, convolutions_in
 from rlsync.runs.recipes.impala.heads import PolicyHead
 from rlsync.runs.recipes.impala.network import ImpalaNet
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
-from rlsync.runs.recipes.normalize import Standardize
-from rlsync.runs.recipes.replay.settings import ReplayConfig
+from rlsync.runs.recipes.normalize import Standardize, Standardized
+from rlsync.runs.recipes.replay.frames import places_for
+from rlsync.runs.recipes.replay.settings import OffPolicyConfig, ReplayConfig
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import Config
 from rlsync.runs.recipes.spaces import Spaces
@@ -96,7 +99,7 @@ class Overview:
             _head(player),
             sum(parameter.numel() for parameter in acting),
             sum(parameter.numel() for parameter in trained),
-            _replay(config, player),
+            _replay(config, spaces, player),
         )
 
     def __str__(self) -> str:
@@ -125,7 +128,7 @@ def _seen(part: Part, player: Player) -> SeenPart:
         seen_by = "leaves out what it forbids"
     elif part.kind == "picture":
         seen_by = _convolutions(part, modules)
-        normalized = any(isinstance(each, Pixels) and each.normalize for each in modules)
+        normalized = any(isinstance(each, Pixels) and each.normalizes for each in modules)
     else:
         seen_by = _layers(modules)
         normalized = any(isinstance(each, Standardize) for each in modules)
@@ -153,9 +156,12 @@ def _convolutions(part: Part, modules: list[nn.Module]) -> str:
 def _layers(modules: list[nn.Module]) -> str:
     """What sees numbers."""
     for each in modules:
-        is_bare = isinstance(each, Encoder) and isinstance(each.numbers, nn.Identity)
-        if is_bare and each.torsos:
-            return "features as they are"
+        if isinstance(each, Encoder) and each.torsos:
+            layers = each.numbers
+            if isinstance(layers, Standardized):
+                layers = layers.net
+            if isinstance(layers, nn.Identity):
+                return "features as they are"
     return "mlp"
 
 
@@ -214,10 +220,18 @@ def _head(player: Player) -> str:
     return type(player).__name__
 
 
-def _replay(config: Config, player: Player) -> ReplayMemory | None:
+def _replay(config: Config, spaces: Any, player: Player) -> ReplayMemory | None:
     recipe = config.recipe
     row_bytes = math.prod(player.observation_shape) * player.observation_dtype.itemsize
+    picture = None
+    if isinstance(spaces, Spaces):
+        picture = spaces.picture
     match recipe:
+        case OffPolicyConfig() if picture is not None:
+            frames = min(recipe.buffer_frames, recipe.total_frames)
+            shown = config.env.frames_shown(picture[0])
+            frame_bytes = math.ceil(row_bytes * places_for(frames) / shown / frames)
+            key = "recipe.buffer_frames"
         case ReplayConfig():
             frames = min(recipe.buffer_frames, recipe.total_frames)
             frame_bytes = row_bytes * recipe.stored_observations
@@ -248,6 +262,22 @@ def warn_of_memory(config: Config, replay: ReplayMemory | None) -> None:
     if isinstance(config.recipe, ImpalaConfig):
         cure += "; or a folder on a disk, recipe.replay.path"
     warn(RlsyncWarning(problem, replay.key, cure))
+
+
+def warn_of_disk(config: Config, replay: ReplayMemory | None, folder: Path) -> None:
+    """Warn of a replay whose checkpoint does not fit on the disk of a run's folder, made yet or not."""
+    recipe = config.recipe
+    if replay is None or not (isinstance(recipe, ReplayConfig) and recipe.buffer_checkpointed):
+        return
+    free_bytes = shutil.disk_usage(machine.existing_folder(folder)).free
+    if replay.total_bytes <= free_bytes:
+        return
+    problem = (
+        f"a checkpoint has a replay of {in_units(replay.total_bytes)} when that is full, and the disk has room "
+        f"for {in_units(free_bytes)}"
+    )
+    cure = f"give a run_dir on another disk, a smaller {replay.key}, or recipe.buffer_checkpointed=false"
+    warn(RlsyncWarning(problem, str(folder), cure))
 
 
 def in_units(count: int) -> str:

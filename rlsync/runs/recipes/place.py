@@ -10,7 +10,7 @@ from typing import Any
 
 from torchrl.trainers import Trainer
 
-from rlsync import Forkserver
+from rlsync import ConfigError, Forkserver
 from rlsync.runs.actors.collector import UnrollCollector
 from rlsync.runs.actors.player import Player
 from rlsync.runs.actors.players.prefill import PREFILL, PrefilledPlayer
@@ -125,6 +125,10 @@ def started_collector(
     down. Their actions are random in the first ``random_frames`` frames. ConfigError if an environment
     cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if workers did not start.
     """
+    if not isinstance(player, Player):
+        problem = f"the workers' player is a {type(player).__name__}"
+        cure = "pass a player, such as parts.HeadPlayer, in place of a network"
+        raise ConfigError(problem, "parts.started_collector(run, player)", cure)
     acting = workers_player(run.config.sync, player, run.device)
     if random_frames:
         acting = PrefilledPlayer(acting)

@@ -26,7 +26,6 @@ from rlsync.runs.recipes.encoder import Encoder
 from rlsync.runs.recipes.impala.heads import DiagonalGaussian, head_for
 from rlsync.runs.recipes.impala.loss import final_index, next_values, unrolled_by
 from rlsync.runs.recipes.impala.network import ImpalaNet, Unrolled
-from rlsync.runs.recipes.networks import pictures_are_not_normalised
 from rlsync.runs.recipes.normalize import NormalizeUnrolls, Standardized
 from rlsync.runs.recipes.ppo_objective import objective_of
 from rlsync.runs.recipes.settings import PPOConfig
@@ -68,12 +67,11 @@ def build(run: parts.Run[PPOConfig]) -> Trainer:
 
 
 def make_network(recipe: PPOConfig, spaces: parts.Spaces) -> ImpalaNet:
-    """ConfigError: pictures would be normalised, or are too small for their torso."""
+    """ConfigError: pictures are too small for their torso."""
     head = head_for(spaces.player_actions())
     model = recipe.model
+    clip = recipe.normalize.clip if recipe.normalize.observations else None
     sees_pictures = bool(spaces.observations.pictures)
-    if sees_pictures and recipe.normalize.observations:
-        raise pictures_are_not_normalised()
     if sees_pictures:
         torso = model.torso
         hidden = model.hidden
@@ -88,18 +86,23 @@ def make_network(recipe: PPOConfig, spaces: parts.Spaces) -> ImpalaNet:
         numbers=recipe.hidden,
         lstm=model.lstm,
         channels_last=model.channels_last,
+        clip=clip if sees_pictures else None,
     )
     if isinstance(head, DiagonalGaussian):
         with torch.no_grad():
             network.policy.bias[head.size :] = recipe.initial_log_scale
-    if recipe.normalize.observations:
-        _normalize(network, recipe.normalize.clip)
+    if clip is not None:
+        _standardize(network, clip)
     return network
 
 
-def _normalize(network: ImpalaNet, clip: float) -> None:
+def _standardize(network: ImpalaNet, clip: float) -> None:
     """Put the statistics of its numbers before the layers of a network."""
     torso = network.torso
+    if network.observations.pictures:
+        if isinstance(torso, Encoder):
+            torso.standardize(clip)
+        return
     assert isinstance(torso, nn.Sequential)
     encoder: list[nn.Module] = []
     layers: nn.Module = torso

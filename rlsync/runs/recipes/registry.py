@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from inspect import signature
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -142,10 +143,20 @@ class Recipe:
 
         self.settings.of(config)
         run: Run[Any] = Run(config, spaces)
+        where = f"recipe {self.name!r}"
+        try:
+            signature(self.acting).bind(run, deterministic)
+        except TypeError as error:
+            cure = (
+                "write def acting(run, deterministic), which returns parts.Acting(weights, player)"
+            )
+            raise ConfigError(f"acting cannot be called: {error}", where, cure) from error
         acting: Any = self.acting(run, deterministic)
         if not isinstance(acting, Acting) or not isinstance(acting.player, Player):
             cure = "let it return parts.Acting(weights, player)"
-            raise ConfigError(f"acting returned {acting!r}", f"recipe {self.name!r}", cure)
+            raise ConfigError(
+                f"acting returned a value of type {type(acting).__name__}", where, cure
+            )
         cast_as_workers(config.sync, acting.player)
         return CheckpointPlayer(acting.weights, acting.player, config.env.spec())
 

@@ -16,7 +16,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import ConfigError
 from rlsync.runs.recipes.checkpoints import checkpoint_at
-from rlsync.runs.recipes.replay.row_segments import INDEX, Segment, read
+from rlsync.runs.recipes.replay.row_segments import stored_row
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig
 from rlsync.runs.recipes.run_files import (
     CHECKPOINT,
@@ -131,6 +131,9 @@ def lives_to_repeat(
 def _why_not(config: Config, life: schedule.Life) -> Iterator[tuple[str, str]]:
     """What lacks or is not recorded, and what to do about it."""
     when = config.sync.when
+    if str(life.facts.get("rlsync")).startswith("0.1."):
+        problem = "rlsync 0.1 recorded it, whose workers were others"
+        yield problem, "install that version to make it again, or start the run anew"
     if life.facts.get("resumed"):
         digest = _print_of(Path(str(config.resume)))
         if digest is None or digest != life.facts.get("checkpoint"):
@@ -239,12 +242,10 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
         or config.resume is not None
     ):
         return {}
-    for index in checkpoint.rglob(INDEX):
-        for each in json.loads(index.read_text())["segments"]:
-            segment = Segment(**each)
-            if segment.first <= number < segment.end:
-                return dict(read(index.parent, segment)[number - segment.first].items())
-    return {}
+    row = stored_row(checkpoint, number)
+    if row is None:
+        return {}
+    return dict(row.items())
 
 
 def watch_frame(trainer: Trainer, frame: Frame) -> dict[str, Tensor]:

@@ -12,6 +12,9 @@ from rlsync.runs.plain import json_of
 from rlsync.seams import whole_file
 
 RESOLVED = "config.yaml"  #: the run's config, every key with its value
+PATHS = ("resume", "run_dir", "config_dir")  #: its keys that are paths
+#: Its keys that belong to one run alone: a run that resumes it has its own.
+OF_ONE_RUN = (*PATHS, "restarts", "objective")
 RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish
 #: The run's id, and the version numbers that no later life of the run gives out again.
 VERSIONS = "versions.json"
@@ -150,8 +153,13 @@ class RunStatistics:
         "mean return of the newest finished episodes; null before the first, and if it is not a finite number"
     )
     frames_by_worker: dict[str, int] | None = _said("environment steps of each worker in this life")  # noqa: RUF009
-    evaluations_ended: str | None = _said(
-        "why there are no evaluations any more; null: the evaluating process works, or none was asked for"
+    # With a default: what 0.1.0 wrote does not have it.
+    evaluations_ended: str | None = field(
+        default=None,
+        metadata={
+            "description": "why there are no evaluations any more; null: the evaluating process works, or "
+            "none was asked for"
+        },
     )
 
     def write(self, run: Path) -> None:

@@ -18,6 +18,7 @@ from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.env_settings import AtariConfig as AtariConfig
 from rlsync.runs.recipes.env_settings import EnvConfig as EnvConfig
 from rlsync.runs.recipes.env_settings import RenderedConfig as RenderedConfig
+from rlsync.runs.recipes.lag import THIS_MACHINE, lag_in_words
 from rlsync.runs.recipes.sync_settings import RouteConfig as RouteConfig
 from rlsync.runs.recipes.sync_settings import SyncConfig as SyncConfig
 from rlsync.runs.recipes.sync_settings import WhenConfig as WhenConfig
@@ -32,8 +33,6 @@ SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
 LOGGER_PACKAGES = ("tensorboard", "wandb")
 #: ``mine = "my_package:make"``: ``make(exp_name=..., log_dir=..., **logger.kwargs)`` makes a TorchRL Logger.
 LOGGERS = "rlsync.loggers"
-
-THIS_MACHINE = "none"  #: what ``cluster.kind`` says where all workers are on this machine
 
 BFLOAT16 = "bfloat16"
 
@@ -153,7 +152,8 @@ class EvaluationConfig:
 class NormalizeConfig:
     """What is brought to unit spread, and how far a number may then lie from its mean."""
 
-    #: Subtract the mean of all collected observations, and divide by their standard deviation.
+    #: Subtract the mean of all collected observations, and divide by their standard deviation: of each number, and
+    #: of each pixel, for which every eighth step counts.
     observations: bool = bounds.kept(
         False, "the checkpoint has networks that see observations so, or not"
     )
@@ -525,16 +525,3 @@ class Config:
 
 #: Of each environment, unless the config says how long a life is: at its end an episode may be broken off.
 LEAST_STEPS_OF_A_LIFE = 10_000
-
-
-def lag_in_words(lag: int | None, *, in_process: bool = False) -> str:
-    """How old the weights are that workers act with; ``in_process``: the learner's own process acts."""
-    if in_process:
-        return "lag 0: the learner's own process acts between its updates"
-    if lag is None:
-        return "no fixed lag: workers act with the newest version"
-    if lag == 0:
-        return f"lag {lag}: workers wait for each update"
-    if lag < 2:
-        return f"lag {lag}: workers act while the learner learns"
-    return f"lag {lag}: workers act up to {lag} rollouts ahead of the learner"

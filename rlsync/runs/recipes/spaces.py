@@ -169,9 +169,13 @@ class Takes:
         envs.close()
         observations = envs.observations
         actions = envs.actions
-        for why in (self._why_not_seen(observations), self._why_not(actions)):
-            if why is not None:
-                raise self._refused(config.name, why)
+        if self.pictures == "no" and observations.pictures:
+            raise self._refused(config.name, "it gives pixels")
+        if self.pictures == "alone" and observations.pictures and not observations.are_pictures:
+            raise _mixed(config.name, observations)
+        why = self._why_not(actions)
+        if why is not None:
+            raise self._refused(config.name, why)
         if observations.mask is not None and not self.masks:
             problem = (
                 f"this recipe cannot leave out actions, and {config.name!r} has a mask of them"
@@ -186,17 +190,6 @@ class Takes:
         low = torch.tensor(actions.low, device="cpu")
         high = torch.tensor(actions.high, device="cpu")
         return Spaces(observations, actions.size, Bounded(low, high))
-
-    def _why_not_seen(self, observations: Observations) -> str | None:
-        """Why this recipe cannot learn from such observations; None: it can."""
-        if not observations.pictures or self.pictures == "any":
-            return None
-        if self.pictures == "no":
-            return "it gives pixels"
-        if observations.are_pictures:
-            return None
-        names = ", ".join(part.name for part in observations.parts)
-        return f"it gives pixels beside other parts: {names}"
 
     def _why_not(self, actions: ActionSpec) -> str | None:
         """Why this recipe cannot choose such actions; None: it can."""
@@ -223,6 +216,15 @@ class Takes:
     def _refused(self, name: str, why: str) -> ConfigError:
         cure = f"give one with {self}, like {self.examples}"
         return ConfigError(f"this recipe cannot learn {name!r}: {why}", "env.id", cure)
+
+
+def _mixed(name: str, observations: Observations) -> ConfigError:
+    """The refusal of pictures beside other parts."""
+    parts = ", ".join(part.name for part in observations.parts)
+    problem = f"this recipe cannot learn {name!r}: it gives pixels beside other parts: {parts}"
+    filters = "env.wrappers=[{name: gymnasium.wrappers.FilterObservation, filter_keys: [PART]}]"
+    cure = f"see one part alone: {filters}; or give env.pictures=false: pixels are numbers then"
+    return ConfigError(problem, "env.wrappers and env.pictures", cure)
 
 
 #: What recipes take that are written after DQN's example.

@@ -22,6 +22,8 @@ from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 Action = Literal["raise", "log"]
 
 _BATCHES_TO_ANSWER = 2
+_LONG_LOOK_S = 0.002
+_SHARE_OF_LOOKS = 0.05  #: of the time that long looks may take, while workers have not answered yet
 _SHARE = 0.005  #: of the time, which comparisons of outputs may take by default
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class _Check:
     version: int  #: the lowest one that counts
     asked_at: float  #: or published, if that was later
     batches: int = 0  #: since then
+    rests_until: float = 0.0  #: answers are not looked for before
 
 
 class VerifySync(Logs):
@@ -196,9 +199,16 @@ class VerifySync(Logs):
         if self.sync.version < check.version:
             check.asked_at = time.monotonic()
             check.batches = 0
+        now_s = time.monotonic()
+        late = now_s - check.asked_at > self.timeout_s
+        if now_s < check.rests_until and not late:
+            return
+        began_s = time.thread_time()
         answers = verification.hear()
+        heard_s = time.thread_time() - began_s
+        if heard_s > _LONG_LOOK_S:  # of many workers
+            check.rests_until = now_s + heard_s / _SHARE_OF_LOOKS
         self._found = answers
-        late = time.monotonic() - check.asked_at > self.timeout_s
         given_up = answers.waiting and late and check.batches >= _BATCHES_TO_ANSWER
         if not (answers.done or given_up):
             return

@@ -60,6 +60,10 @@ SLOT_STATE, SLOT_VERSION, SLOT_GENERATION = range(3)
 SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES = range(3, 7)
 READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS = range(3)
 _NOTES = tuple(Note)
+#: What each reader adopted last, in their order.
+ADOPTED_WORDS = slice(
+    _READER_LINES + READER_ADOPTED, _READER_LINES + MAX_READERS * LINE_WORDS, LINE_WORDS
+)
 _FIRST_NOTE_WORD = 3  # of a reader's line
 
 # Locks are at offsets far behind the data: a byte-range lock needs no bytes in the file.
@@ -140,8 +144,7 @@ class BoardWatch:
 
     def adopted(self, below: int) -> list[int]:
         count = min(below, MAX_READERS)
-        first = reader_line(0) + READER_ADOPTED
-        return self._words[first : first + count * LINE_WORDS : LINE_WORDS].tolist()
+        return self._words[ADOPTED_WORDS][:count].tolist()
 
     def age_s(self, reader: int) -> float:
         beat_ns = self._words[reader_line(reader) + READER_HEARTBEAT_NS]

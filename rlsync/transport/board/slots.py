@@ -6,7 +6,7 @@ them from then on; one copy takes them to the slot, which CUDA pins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -32,6 +32,7 @@ from rlsync.transport.board.format import SlotState
 from rlsync.transport.shared_file import SharedFile, whole_pages
 
 FIRST_SLOTS = 3
+_FEW_SLOTS = 8  # to try them all costs less than to find out what readers have adopted
 
 
 @dataclass
@@ -117,7 +118,7 @@ class BoardSlots:
         newest = self.newest
         # No version is 0, but slots that were never written to say so.
         spared = (self.kept() | {self._words[fmt.STAYS]}) - {0}
-        for slot in self._now.views:
+        for slot in self._by_hope(self._now.views):
             version = self._words[fmt.slot_line(slot) + fmt.SLOT_VERSION]
             if slot != newest and version not in spared and self._lock(slot):
                 return slot
@@ -127,6 +128,19 @@ class BoardSlots:
         if self._lock(slot):
             return slot
         return None
+
+    def _by_hope(self, slots: Iterable[int]) -> Iterable[int]:
+        """These slots, last those that somebody may lease: a try is a call of the system.
+
+        Who adopted a version leases its slot, but for the dead and those that adopt by copy.
+        """
+        count = self._words[fmt.SLOT_COUNT]
+        if count <= _FEW_SLOTS:
+            return slots
+        first = fmt.slot_line(0) + fmt.SLOT_VERSION
+        versions = self._words[first : fmt.slot_line(count) : fmt.LINE_WORDS].tolist()
+        adopted = set(self._words[fmt.ADOPTED_WORDS])
+        return sorted(slots, key=lambda slot: versions[slot] in adopted)
 
     def _lock(self, slot: int) -> bool:
         """Lock a slot for writing, unless a worker leases it or a rank still writes to it."""

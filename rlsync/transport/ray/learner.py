@@ -248,6 +248,9 @@ ANSWER_S = 1.0
 #: How long a version waits for pulls to end when three images are kept. Then one of them is freed.
 _LET_PULLS_END_S = 0.1
 
+#: How often the mailbox is asked whether a version still spreads.
+_LOOK_AT_SPREAD_S = 0.02
+
 
 class SenderThread:
     """Sends the newest version, in a daemon thread, and skips what comes faster than it can."""
@@ -312,6 +315,9 @@ class SenderThread:
                 with self._wake:
                     if not (self._closed or self._asks_now or self._waiting is not None):
                         self._wake.wait(self.sender.repeat_s)
+                if self._waiting is not None:
+                    self._let_spread()
+                with self._wake:
                     buffer = None
                     if not self._closed:
                         buffer = self._take()
@@ -335,6 +341,15 @@ class SenderThread:
         self._taken = buffer or self._taken
         return buffer
 
+    def _let_spread(self) -> None:
+        """Wait while the version before spreads; then the newest one is sent."""
+        while self.sender.spreading and not self._closed and ray.is_initialized():
+            self.sender.post_again(time.monotonic())
+            if not self._await_reply():
+                return
+            if self.sender.spreading:
+                time.sleep(_LOOK_AT_SPREAD_S)
+
     def _make_room(self) -> None:
         """Let pulls end, for a moment, before an image takes the place of one that is pulled."""
         until_s = time.monotonic() + _LET_PULLS_END_S
@@ -346,15 +361,17 @@ class SenderThread:
     def _post(self, message: Message) -> None:
         self._posted = self._mailbox.post.remote(message, self._question)
 
-    def _await_reply(self) -> None:
-        """Wait for the mailbox's answer, so that an image is freed only when nobody pulls it."""
+    def _await_reply(self) -> bool:
+        """Wait for the mailbox's answer, so that an image is freed only when nobody pulls it; whether it came."""
         posted = self._posted
         self._posted = None
         if posted is None or self.sender.message is None:
-            return
+            return False
         try:
             reply: Reply | None = ray.get(posted, timeout=ANSWER_S)
         except (GetTimeoutError, RayError):
-            return  # it was killed, or is being started again: repeated later
-        if reply is not None:
-            self.sender.replied(self.sender.message, reply)
+            return False  # it was killed, or is being started again: repeated later
+        if reply is None:
+            return False
+        self.sender.replied(self.sender.message, reply)
+        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 
 import ray
@@ -34,6 +35,7 @@ class NodeReply:
     message: Message | None
     question: Question  #: the learner's last
     closed: bool  #: whether the learner has closed the transport
+    nodes: int = 1  #: how many nodes ask this mailbox
 
 
 class MailboxActor:
@@ -44,17 +46,17 @@ class MailboxActor:
         self._question = Question()
         self._closed = False
         self._reports: dict[str, tuple[float, bytes]] = {}  # by node: when it came, and the report
-        self._news = asyncio.Event()
+        self._asking: dict[str, asyncio.Event] = {}  # by node that waits for an answer: wakes it
 
     async def post(self, message: Message | None, question: Question) -> Reply | None:
         """Take the learner's newest message, if there is one yet, and its last question."""
-        if message is None:
-            reply = None
-        else:
-            reply = self._box.post(message, time.monotonic())
+        reply = None
+        if message is not None:
+            reply = self._box.post(message, now_s := time.monotonic())
+            self._wake_next(now_s)
         if question.number > self._question.number:
             self._question = question
-        self._wake_everybody()
+            self._wake_everybody()
         return reply
 
     async def ask(self, request: Request, asked: int, wait_s: float = LONG_POLL_S) -> NodeReply:
@@ -62,18 +64,19 @@ class MailboxActor:
         until_s = time.monotonic() + wait_s
         while True:
             message = self._box.ask(request, now_s := time.monotonic())
-            news = self._news
+            self._wake_next(now_s)  # this one may have the version now
             if (
                 message is not None
                 or self._question.number > asked
                 or self._closed
                 or now_s >= until_s
             ):
-                return NodeReply(message, self._question, self._closed)
-            try:
+                return NodeReply(message, self._question, self._closed, self._box.nodes)
+            news = self._asking[request.node] = asyncio.Event()
+            with suppress(asyncio.TimeoutError):  # then it is the last look
                 await asyncio.wait_for(news.wait(), until_s - now_s)
-            except asyncio.TimeoutError:
-                continue  # the last look
+            if self._asking.get(request.node) is news:
+                del self._asking[request.node]
 
     async def report(self, node: str, report: bytes) -> None:
         """Take a node's report of its workers for the learner; the mailbox does not look into it."""
@@ -101,10 +104,13 @@ class MailboxActor:
         self._box.message = None
         self._wake_everybody()
 
+    def _wake_next(self, now_s: float) -> None:
+        for node in self._box.next_told(self._asking, now_s):
+            self._asking[node].set()
+
     def _wake_everybody(self) -> None:
-        news = self._news
-        self._news = asyncio.Event()
-        news.set()
+        for news in self._asking.values():
+            news.set()
 
 
 def start_mailbox() -> ActorHandle:

@@ -9,6 +9,8 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -30,8 +32,19 @@ from rlsync.transport.relay.mailbox import Message
 
 _LOOK_S = 0.05  #: how often a receiver looks at its board, and at whether it is to end
 
-#: how often it repeats its report to the learner: the mailbox may have been killed
-_REPORT_AGAIN_S = 2.0
+
+def pause_between_reports_s(nodes: int) -> float:
+    """How long a receiver gathers news before it reports them, so that the mailbox hears 200 reports a second.
+
+    With few nodes that is less than the time between two looks. It is 5 s at most: a node whose reports are
+    much older counts as silent.
+    """
+    return min(5.0, 5e-3 * nodes)
+
+
+def report_again_s(pause_s: float) -> float:
+    """When a receiver repeats its report though nothing is new: the mailbox may have been killed."""
+    return max(2.0, 2 * pause_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,7 @@ class NodeReceiver:
         self._asked = 0
         self._reported: object = None
         self._reported_at_s = 0.0
+        self._pause_s = 0.0  # between two reports
         self.closed_by_learner = False
         self.learner_died = False  #: whether the learner is gone and did not close the transport
         self.failure: BaseException | None = None  #: the error that has ended this receiver
@@ -173,6 +187,7 @@ class NodeReceiver:
 
     def _take_reply(self, reply: NodeReply) -> None:
         self.closed_by_learner = reply.closed
+        self._pause_s = pause_between_reports_s(reply.nodes)
         if reply.question.number > self._asked:
             self._asked = reply.question.number
             self.board.ask_as(reply.question.number, reply.question.lowest)
@@ -182,11 +197,14 @@ class NodeReceiver:
 
     def _pull(self, message: Message) -> None:
         """Pull an image until it is there, or lost, or the agent gives it up."""
+        # Not ray.get or ray.wait with a timeout: each call that ends without the image throws away what has
+        # come of it, and the next one begins from the first byte.
+        pulled: Future[Any] = message.address.future()
         while not self._stop.is_set():
             self._report()
             try:
-                flat = image_at(message.address, _LOOK_S)
-            except GetTimeoutError:
+                flat = _flat(pulled.result(_LOOK_S))
+            except FutureTimeoutError:
                 self._agent.request(time.monotonic())  # gives it up when it takes too long
                 if not self._agent.pulling:
                     return
@@ -207,17 +225,20 @@ class NodeReceiver:
 
     def _report(self) -> None:
         """Report the workers here to the learner, if there is something new or the last report is old."""
-        report = BoardReport.of(self.node, self.board, self.numbers)
         now_s = time.monotonic()
-        if report.news != self._reported or now_s - self._reported_at_s >= _REPORT_AGAIN_S:
+        age_s = now_s - self._reported_at_s
+        if age_s < self._pause_s:
+            return
+        report = BoardReport.of(self.node, self.board, self.numbers)
+        again_s = report_again_s(self._pause_s)
+        if report.news != self._reported or age_s >= again_s:
             self._reported = report.news
             self._reported_at_s = now_s
             self.mailbox.report.remote(self.node, pickle.dumps(report))
 
 
-def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:
-    """A flat image from the object store, read-only, in this node's memory of it; or an error of Ray's."""
-    array: Any = ray.get(address, timeout=timeout_s)
+def _flat(array: Any) -> Tensor:
+    """A flat image that has come, read-only, in the memory that this node's object store has of it."""
     # Torch warns of arrays that are read-only, as these are, so it gets the memory by its address.
     memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
     memory.array = array  # the memory is the store's while this array lives

@@ -109,6 +109,8 @@ class Sender:
         # the image of the newest message that the mailbox has answered
         self._replied: ImageId | None = None
         self._lost: ImageId | None = None
+        #: Whether the newest version spreads from node to node: a newer one would begin at the learner again.
+        self.spreading = False
         self._count = 0
         self._image: Tensor | None = None
         self.message: Message | None = None
@@ -145,6 +147,7 @@ class Sender:
         self._replied = message.image_id
         self._pulled = reply.pulled
         self._lost = reply.lost
+        self.spreading = reply.spreading
         for image_id in list(self._kept):
             if image_id < message.image_id and image_id not in reply.pulled:
                 self.free(self._kept.pop(image_id))

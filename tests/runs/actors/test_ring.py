@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,19 +115,16 @@ def test_rollouts_come_in_the_order_in_which_they_were_completed(ring: RolloutRi
 
 
 class Watched:
-    """The words of a ring; calls a function once, right after one of them was read."""
+    """The states of a ring's slots; calls a function in the middle of a look, once slot 0 was read."""
 
-    def __init__(self, words: memoryview, index: int, then: Callable[[], None]) -> None:
-        self.words, self.index, self.then = words, index, [then]
+    def __init__(self, states: Any, *then: Callable[[], None]) -> None:
+        self.states, self.then = states, list(then)
 
-    def __getitem__(self, index: int) -> int:
-        value: int = self.words[index]
-        if index == self.index and self.then:
-            self.then.pop()()
-        return value
-
-    def __setitem__(self, index: int, value: int) -> None:
-        self.words[index] = value
+    def __eq__(self, state: object) -> Any:
+        slot_0 = self.states[:1] == state
+        if self.then:
+            self.then.pop(0)()
+        return np.concatenate([slot_0, self.states[1:] == state])
 
 
 def test_a_slot_that_fills_while_the_learner_looks_is_not_passed_over() -> None:
@@ -137,8 +135,7 @@ def test_a_slot_that_fills_while_the_learner_looks_is_not_passed_over() -> None:
         write(writer, 1)  # in slot 0, which the learner has just seen to be free
         write(writer, 2)  # in slot 1, which it looks at next
 
-    state_of_slot_0 = fmt.slot_line(0) + fmt.SLOT_STATE
-    ring._words = Watched(ring._words, state_of_slot_0, complete_two)  # type: ignore[assignment]
+    ring._states = Watched(ring._states, complete_two)  # type: ignore[assignment]
     assert [value(ring.take(WAIT_S)), value(ring.take(WAIT_S))] == [1, 2]
     ring.close()
 
@@ -156,11 +153,10 @@ def test_a_rollout_whose_elder_was_passed_over_in_the_second_look_waits_for_it()
         write(second, 2)  # in slot 0, which the learner has just seen to be free, for the second time
         write(second, 3)  # in slot 2, which it looks at next
 
-    watched = Watched(ring._words, fmt.slot_line(0) + fmt.SLOT_STATE, complete_two)
-    watched.then.append(lambda: None)  # at the first look
+    watched = Watched(ring._states, lambda: None, complete_two)
     with closing(ring.handle.open()[0]) as looking:
         assert looking.try_lock(fmt.SLOT_LOCK + 1, exclusive=True)
-        ring._words = watched  # type: ignore[assignment]
+        ring._states = watched  # type: ignore[assignment]
         assert ring._try_take() is None, "the third rollout before the second"
     assert not watched.then
     assert [value(ring.take(WAIT_S)) for _ in range(3)] == [1, 2, 3]
@@ -481,7 +477,7 @@ def test_writers_of_a_closed_ring_see_it_at_once(ring: RolloutRing) -> None:
 # -------------------------------------------------------------------------- refusals and leaks
 
 
-@pytest.mark.parametrize(("slots", "writers"), [(0, 1), (257, 1), (1, 0), (1, 5000)])
+@pytest.mark.parametrize(("slots", "writers"), [(0, 1), (fmt.MAX_SLOTS + 1, 1), (1, 0), (1, 5000)])
 def test_numbers_out_of_range_are_refused(slots: int, writers: int) -> None:
     with pytest.raises(ConfigError, match="has between 1 and"):
         make_ring(slots, writers)

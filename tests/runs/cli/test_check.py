@@ -351,6 +351,7 @@ def test_what_is_gone_is_told_of_a_file_of_the_users_too(
     (tmp_path / "recipe" / "mine.yaml").write_text(text)
     (error,) = checked(capsys, f"--config-dir={tmp_path}", "recipe=mine")
     assert cure in error["cure"]
+    assert "recipe/mine.yaml" in error["where"]
 
 
 @pytest.mark.one_case
@@ -525,7 +526,10 @@ WORDS = Recipe("words", Words, ppo.RECIPE.probe, ppo.RECIPE.trainer, ppo.RECIPE.
     ("name", "told"),
     [
         ("forgets", "the builder returned None\n  where  recipe 'forgets'\n  cure   let it return "),
-        ("numbers", "acting returned 3\n  where  recipe 'numbers'\n  cure   let it return "),
+        (
+            "numbers",
+            "acting returned a value of type int\n  where  recipe 'numbers'\n  cure   let it return ",
+        ),
         ("critics", "the recipe 'critics' returned another network there than the one that a "),
         ("words", "that is too deep\n  where  errors() of 'words'\n  cure   yield rlsync.ConfigError("),
     ],

@@ -18,7 +18,9 @@ from rlsync.core.errors import RlsyncWarning
 from rlsync.runs.cli.main import main
 from rlsync.runs.config import command_line
 from rlsync.runs.life.job import jobs_of
-from rlsync.runs.recipes.overview import Overview
+from rlsync.runs.recipes.dqn import DQNConfig
+from rlsync.runs.recipes.overview import Overview, ReplayMemory, warn_of_disk
+from rlsync.runs.recipes.settings import Config
 from tests.tools.parts.space_envs import hinted
 
 NUMBERS = ("observation", [4], "float32", "mlp")
@@ -138,14 +140,31 @@ def test_a_game_is_a_picture_and_its_replay_is_refused_no_memory_but_warned_of(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ale_py")
-    monkeypatch.setattr(machine, "memory_bytes", lambda: 10**9)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 10**8)
     words = ("recipe=dqn", "env=pong", "recipe.buffer_frames=20000", "recipe.pace.prefill=1000")
-    with pytest.warns(RlsyncWarning, match="a replay of 20,000 frames takes 1.1 GB(?s:.*)buffer_frames=8857"):
+    with pytest.warns(
+        RlsyncWarning, match="a replay of 20,000 frames takes 154.8 MB(?s:.*)buffer_frames=6459"
+    ):
         overview = networks(capsys, *words)
     (picture,) = overview["observation"]
     assert (picture["shape"], picture["dtype"]) == ([4, 84, 84], "uint8")
     assert picture["seen_by"] == "convolutions (nature)"
-    assert overview["replay"]["total_bytes"] == 20_000 * 2 * 4 * 84 * 84
+    assert 20_000 * 84 * 84 < overview["replay"]["total_bytes"] < 1.1 * 20_000 * 84 * 84, "each frame once"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_checkpoint_that_the_disk_has_no_room_for_is_warned_of(
+    kept: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    config = Config(recipe=DQNConfig(buffer_checkpointed=kept))
+    folder = tmp_path / "not" / "made"
+    for total_bytes in (10**3, 10**18):
+        warn_of_disk(config, ReplayMemory(10, total_bytes // 10, total_bytes, "recipe.buffer_frames"), folder)
+    texts = [str(warning.message) for warning in recwarn]
+    assert len(texts) == kept
+    if kept:
+        assert "a replay of 1000000000.0 GB when that is full, and the disk has room for" in texts[0]
+        assert str(folder) in texts[0]
 
 
 def test_what_is_counted_is_what_the_trainer_of_the_run_holds() -> None:

@@ -22,7 +22,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import WorkerLost
 from rlsync.runs.cli.main import main
-from rlsync.runs.life.ending import SIGNALS, Interrupts
+from rlsync.runs.life.ending import SIGNALS, Interrupts, end_children
 from rlsync.runs.life.output import EXIT_UNREAD
 from rlsync.runs.life.state import Ended, begin, ended, learner_in, status_of
 from rlsync.runs.life.training import shut_down
@@ -43,7 +43,7 @@ from tests.tools.processes import (
     wait_until,
     what_is,
 )
-from tests.tools.programs import Program, run_program
+from tests.tools.programs import Program, fresh_python, run_program
 
 TRAIN = ("train", "logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1", *ENDLESS)
 IMPALA = ("train", "recipe=impala", "logger=none", "recipe.max_restarts=0", *ENDLESS)
@@ -159,6 +159,20 @@ def test_each_signal_that_terminals_and_schedulers_send_asks_for_a_stop(
     assert killed == ([] if number == signal.SIGHUP else [128 + number]), "SIGHUP may come twice"
 
 
+@pytest.mark.processes
+def test_whoever_kills_all_leaves_it_to_the_thread_that_started_a_process_to_hear_how_it_ended() -> None:
+    others = [each.pid for each in multiprocessing.active_children()]
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    process.start()
+    assert process.pid is not None
+    end_children(besides=others)
+    end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ChildProcessError: it was asked for
+    assert end is not None
+    assert (end.si_code, end.si_status) == (os.CLD_KILLED, signal.SIGKILL)
+    process.join()
+    process.close()
+
+
 @pytest.mark.parametrize("dies", [False, True], ids=["says", "dies"])
 def test_what_a_parent_says_counts_apart_from_signals_of_this_process(
     dies: bool, monkeypatch: pytest.MonkeyPatch
@@ -215,21 +229,26 @@ def test_a_handler_that_the_host_program_had_set_is_called_when_the_run_has_ende
     assert (interrupts.exit_status(), killed) == (128 + number, [])
 
 
-def listens_late() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    os.kill(os.getpid(), signal.SIGTERM)
-    with Interrupts.caught() as interrupts:
-        assert wait_until(lambda: interrupts.signal is not None, 60)
-    assert interrupts.how() == "terminated"
-    assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+#: What is forked by pytest may start threads, which would get the signal: a new program has one.
+LISTENS_LATE = """
+import os, signal, time
+from rlsync.runs.life.ending import Interrupts
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getpid(), signal.SIGTERM)
+with Interrupts.caught() as interrupts:
+    until_s = time.monotonic() + 60
+    while interrupts.signal is None and time.monotonic() < until_s:
+        time.sleep(0.01)
+assert interrupts.how() == "terminated"
+assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+"""
 
 
 @pytest.mark.processes
 def test_a_signal_that_was_held_back_in_the_process_of_a_job_comes_when_its_run_listens() -> None:
-    job = multiprocessing.get_context("fork").Process(target=listens_late)  # it has one thread
-    job.start()
-    job.join(120)
-    assert job.exitcode == 0
+    ended = fresh_python("-c", LISTENS_LATE, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.thorough

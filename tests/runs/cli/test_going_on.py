@@ -16,7 +16,8 @@ from rlsync.record.schedule import ScheduleWriter, lives_in, runs_compared
 from rlsync.runs.cli.main import main
 from rlsync.runs.evaluation.process import video_of_version
 from rlsync.runs.life.accounts import Account, account_of
-from rlsync.runs.life.aside import Repeated, repeated_in, set_aside
+from rlsync.runs.life.aside import set_aside
+from rlsync.runs.life.state import Repeated, repeated_in
 from rlsync.runs.recipes.checkpoints import AboutRun, taken
 from rlsync.runs.recipes.run_files import (
     ABOUT_RUN,
@@ -149,11 +150,13 @@ def test_a_signal_ends_the_run_and_its_parent_and_an_error_does_not_start_it_aga
 
 
 def test_a_run_that_was_stopped_within_a_life_goes_on_from_where_the_life_began(folder: Path) -> None:
-    words = (*SMALL, "recipe.total_frames=9000")
+    # Lives of 16 batches: it is stopped near the beginning of the second, far from its end.
+    small = [word for word in SMALL if not word.startswith("checkpoint_every_frames=")]
+    words = (*small, "checkpoint_every_frames=4096", "recipe.total_frames=9000")
     whole = Run(folder, "train", *words, "run_dir=undisturbed")
     run = Run(folder, "train", *words, "run_dir=preempted", "resume=auto")
     try:
-        assert wait_until(lambda: len(receipts(folder / "preempted")) > 7, 60), run.output
+        assert wait_until(lambda: len(receipts(folder / "preempted")) > 19, 60), run.output
         os.kill(run.process.pid, signal.SIGTERM)
         assert run.exit_status(60) == 128 + signal.SIGTERM, run.output
         assert whole.exit_status(120) == 0, whole.output

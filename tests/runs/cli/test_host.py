@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from rlsync.runs import RunResult
 from rlsync.runs.cli.main import main
 from rlsync.runs.life.host import JobFailed, Lifeline, sweep_apart
 from rlsync.runs.life.state import ended
-from rlsync.runs.recipes.run_files import EVALUATIONS
+from rlsync.runs.recipes.run_files import CHECKPOINT, EVALUATIONS
 from tests.runs.cli.test_main import ENDLESS, Run
-from tests.tools.processes import wait_until
+from tests.tools.processes import descendant_pids, is_alive, wait_until
 from tests.tools.programs import ENDS_WITHIN_S
 
 #: Starts a process for each job, as joblib does, in a way of its own that no worker knows. If one of them
@@ -77,7 +78,7 @@ class AtOnce(Launcher):
         hydra_context, config, task = self.parts
         with ProcessPoolExecutor(len(job_overrides) + 1, Context()) as pool:
             futures = []
-            for number, words in enumerate(job_overrides):
+            for number, words in enumerate(job_overrides, initial_job_idx):
                 its = hydra_context.config_loader.load_sweep_config(config, list(words))
                 with open_dict(its):
                     its.hydra.job.id, its.hydra.job.num = str(number), number
@@ -89,6 +90,21 @@ class AtOnce(Launcher):
 target = {"_target_": f"{__name__}.AtOnce"}
 ConfigStore.instance().store(group="hydra/launcher", name="at_once", node=target, provider="test")
 """
+
+HAS_JOBLIB = find_spec("hydra_plugins") is not None and find_spec("hydra_plugins.hydra_joblib_launcher")
+NEEDS_JOBLIB = pytest.mark.skipif(not HAS_JOBLIB, reason="needs the package hydra-joblib-launcher")
+
+#: Launchers that start processes.
+APART = [
+    pytest.param("at_once", marks=pytest.mark.thorough),
+    pytest.param("joblib", marks=[NEEDS_JOBLIB, pytest.mark.thorough]),
+]
+
+
+def write_plugin(folder: Path, name: str, source: str) -> None:
+    """A plugin that Hydra finds when a command starts in this folder."""
+    (folder / "hydra_plugins" / name).mkdir(parents=True)
+    (folder / "hydra_plugins" / name / "__init__.py").write_text(source)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
@@ -201,10 +217,14 @@ ConfigStore.instance().store(group="hydra/sweeper", name="trials", node=target, 
 
 
 @pytest.mark.seconds
-def test_a_sweeper_gets_the_objective_of_each_job_and_a_failed_one_is_a_failed_trial(tmp_path: Path) -> None:
-    (tmp_path / "hydra_plugins" / "trials").mkdir(parents=True)
-    (tmp_path / "hydra_plugins" / "trials" / "__init__.py").write_text(SWEEPER)
+@pytest.mark.parametrize("launcher", ["basic", *APART])
+def test_a_sweeper_gets_the_objective_of_each_job_and_a_failed_one_is_a_failed_trial(
+    launcher: str, tmp_path: Path
+) -> None:
+    write_plugin(tmp_path, "trials", SWEEPER)
+    write_plugin(tmp_path, "at_once", LAUNCHER)
     words = ("-m", "hydra/sweeper=trials", "recipe.lr=interval(0.001,0.01)", *SMALL, "hydra.sweep.dir=swept")
+    words += (f"hydra/launcher={launcher}",)
     run = Run(tmp_path, "train", *words, *FEW, afresh=True)  # it looks for plugins when it starts
     try:
         assert run.exit_status(ENDS_WITHIN_S) == 0, run.output
@@ -249,11 +269,40 @@ gymnasium.register("Same-v0", Same, max_episode_steps=50)
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_a_launchers_jobs_live_on_when_one_fails_and_have_saved_after_ctrl_c(tmp_path: Path) -> None:
-    (tmp_path / "hydra_plugins" / "at_once").mkdir(parents=True)
-    (tmp_path / "hydra_plugins" / "at_once" / "__init__.py").write_text(LAUNCHER)
+@pytest.mark.parametrize("launcher", APART)
+def test_ctrl_c_ends_a_sweep_whose_sweeper_goes_on_after_failed_trials(launcher: str, tmp_path: Path) -> None:
+    write_plugin(tmp_path, "trials", SWEEPER)
+    write_plugin(tmp_path, "at_once", LAUNCHER)
+    words = ("hydra/sweeper=trials", f"hydra/launcher={launcher}", "recipe.lr=interval(0.001,0.01)")
+    run = Run(tmp_path, "train", "-m", *words, "hydra.sweep.dir=swept", *SMALL, *ENDLESS, afresh=True)
+    try:
+        run.wait_for("updates as functions of tensors", ENDS_WITHIN_S)
+        workers = descendant_pids(run.process.pid)
+        run.interrupt()
+        assert run.exit_status(ENDS_WITHIN_S) == 128 + signal.SIGINT, run.output
+    finally:
+        run.kill()
+    assert not re.findall("^trial ", run.output, re.MULTILINE), run.output
+    assert "job 0 of the sweep was stopped" in run.output
+    assert (tmp_path / "swept" / "0" / CHECKPOINT).is_dir()
+    assert len(workers) > 1
+    wait_until(lambda: not any(map(is_alive, workers)), ENDS_WITHIN_S)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", APART)
+def test_a_launchers_jobs_live_on_when_one_fails_and_have_saved_after_ctrl_c(
+    launcher: str, tmp_path: Path
+) -> None:
+    write_plugin(tmp_path, "at_once", LAUNCHER)
     (tmp_path / "rewarding.py").write_text(ENVS)
-    words = ("hydra/launcher=at_once", "hydra.sweep.dir=swept", "env=gymnasium", "env.id='rewarding:Same-v0'")
+    words = (
+        f"hydra/launcher={launcher}",
+        "hydra.sweep.dir=swept",
+        "env=gymnasium",
+        "env.id='rewarding:Same-v0'",
+    )
     words += ("+env.kwargs.reward=1.0,nan", "recipe.evaluation.every_frames=256", *SMALL, *ENDLESS)
     run = Run(tmp_path, "train", "-m", *words, afresh=True)  # it looks for plugins when it starts
     try:

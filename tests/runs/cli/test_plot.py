@@ -177,6 +177,46 @@ def test_many_points_become_medians_in_a_band(tmp_path: Path) -> None:
     assert any("5th to 95th percentile" in text.get_text() for text in figure.legends[0].get_texts())
 
 
+def with_returns(folder: Path, seed: int, frames: int, slope: float, lr: float = 0.1) -> RunFolder:
+    """A run that got better by so much with each frame."""
+    (folder / "metrics" / "scalars").mkdir(parents=True)
+    config = f"recipe: {{name: ppo, lr: {lr}}}\nenv: {{id: CartPole-v1}}\nseed: {seed}\nrun_dir: {folder}\n"
+    (folder / "config.yaml").write_text(config)
+    rows = [f"{at},{slope * at}\n" for at in range(0, frames + 1, frames // 4)]
+    (folder / "metrics" / "scalars" / "return.csv").write_text("".join(rows))
+    return RunFolder(folder)
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_drawn_as_one_as_far_as_all_have_come(
+    tmp_path: Path,
+) -> None:
+    slopes = (0.1, 0.2, 0.3, 0.4, 9.0)
+    runs = {
+        f"s{seed}": with_returns(tmp_path / f"{seed}", seed, 400, slope) for seed, slope in enumerate(slopes)
+    }
+    runs["s4"] = with_returns(tmp_path / "4a", seed=4, frames=200, slope=9.0)
+    runs["lr"] = with_returns(tmp_path / "lr", seed=0, frames=400, slope=1.0, lr=0.2)
+    figure, _ = panels.draw(runs)
+    (axes,) = figure.axes
+    *each, together, other = axes.lines
+    assert len(each) == len(slopes)
+    frames, middle = together.get_data()
+    assert (frames[0], frames[-1], len(axes.collections)) == (0, 200, 1)
+    assert middle[-1] == pytest.approx(200 * 0.3), "a quarter is left out at each end, so the outlier is"
+    assert list(other.get_xdata()) == [0, 100, 200, 300, 400]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[:2] == ["ppo on CartPole-v1, recipe.lr=0.1, 5 seeds", "lr: ppo on CartPole-v1, seed 0"]
+
+
+def test_agents_that_share_a_replay_are_no_seeds_of_one_thing(tmp_path: Path) -> None:
+    agents = {
+        name: with_returns(tmp_path / "agents" / name, seed=int(name), frames=40, slope=1) for name in "01"
+    }
+    figure, _ = panels.draw(agents)
+    assert len(figure.axes[0].lines) == 2
+    assert not figure.axes[0].collections
+
+
 def recorded(folder: Path, lag: int, staleness: dict[int, int]) -> dict[str, Axes]:
     """The panels of a run that has recorded only these."""
     (folder / "config.yaml").write_text("recipe: {name: ppo}\nenv: {id: CartPole-v1}\nseed: 3\n")

@@ -113,7 +113,11 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
             {"collector": {"lag": 1, "num_workers": 0}},
             "lag 0: the learner's own process acts between its upd",
         ),
-        ({"collector": {"kind": "sync", "num_workers": 2}}, ""),
+        (
+            {"collector": {"kind": "sync", "lag": None, "num_workers": 2}},
+            "lag 0: workers wait for each update",
+        ),
+        ({"collector": {"num_workers": 2}}, ""),
         ({"collector": "sync"}, ""),
         ({}, ""),
     ],

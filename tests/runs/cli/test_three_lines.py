@@ -117,6 +117,9 @@ def test_torchs_error_of_a_full_disk_is_told_in_three_lines(tmp_path: Path) -> N
         raise RuntimeError("unable to write to file </x.memmap>: No space left on device (28)")
 
 
+#: A container's bounds, as its processes see them.
+CGROUP = "mount -t tmpfs x /sys/fs/cgroup"
+
 #: What is done to a machine before a run, and what the error says.
 MACHINES = {
     "mount -t tmpfs -o ro x .": "Read-only file system",
@@ -124,6 +127,8 @@ MACHINES = {
     "mount -t tmpfs -o size=4k x /dev/shm && echo x > /dev/shm/x": "No space left on device",
     "mkdir run && touch run/metrics": "File exists",
     "ulimit -n 32": "this process may open 32 files",
+    f"{CGROUP} && echo 15 > /sys/fs/cgroup/pids.max && echo 10 > /sys/fs/cgroup/pids.current": "5 more processes",
+    f"{CGROUP} && echo 40000000 > /sys/fs/cgroup/memory.max": "40,000,000 bytes of memory, and 2 workers",
 }
 
 

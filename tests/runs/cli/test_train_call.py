@@ -202,6 +202,7 @@ def test_a_signal_that_the_program_handles_itself_is_its_own_affair() -> None:
 
 TWICE = """
 import multiprocessing, os, signal, threading, time
+from multiprocessing.connection import wait
 from rlsync.runs import train
 
 
@@ -213,7 +214,11 @@ def interrupt_twice():
 
 def hangs(so_far):
     threading.Thread(target=interrupt_twice).start()
-    time.sleep(600)
+    workers = [each.sentinel for each in multiprocessing.active_children() if each is not other]
+    try:
+        time.sleep(600)
+    finally:
+        print(len(wait(workers, 0)), "of", len(workers), "workers had ended before the interrupt was raised")
 
 
 other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
@@ -233,6 +238,9 @@ def test_a_second_ctrl_c_ends_the_processes_of_the_run_and_not_the_program(tmp_p
     done = run_program("program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"lives on, beside \['ForkProcess-\S*1'\]", done.stdout)
+    ends = re.search(r"(\d) of (\d) workers had ended", done.stdout)
+    assert ends is not None
+    assert ends[1] == ends[2] != "0"
     assert "Ctrl-C again ends it at once, without a checkpoint" in done.stderr
     end = ended(tmp_path / "it")
     assert end is not None

@@ -377,13 +377,36 @@ def test_a_config_in_python_is_checked_like_one_of_the_command_line() -> None:
 # ------------------------------------------------------------------------------------- the figures
 
 
-def test_what_is_written_of_pong_is_what_its_curve_says() -> None:
-    docs = REPO / "docs"
+def solved_pong() -> dict[tuple[str, str], tuple[int, int]]:
+    """Frames and seconds until a return of 18, of each run and seed that got there."""
     solved: dict[tuple[str, str], tuple[int, int]] = {}
-    with (docs / "results" / "pong.csv").open(newline="") as file:
+    with (REPO / "docs" / "results" / "pong.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             if float(row["return"]) >= 18:
                 solved.setdefault((row["run"], row["seed"]), (int(row["frames"]), int(row["seconds"])))
+    return solved
+
+
+def test_what_is_written_of_ppo_and_dqn_on_pong_is_what_their_curves_say() -> None:
+    page = (REPO / "docs/results/ppo.md").read_text()
+    section = page.partition("## Pong from pixels")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line
+    ]
+    written = [
+        (run, seed, frames, minutes) for run, seed, frames, minutes, *_ in rows[2:] if frames != "never"
+    ]
+    of_page = [
+        (run, seed, f"{frames:,}", f"{seconds / 60:.1f}")
+        for (run, seed), (frames, seconds) in solved_pong().items()
+        if run.startswith(("ppo", "dqn", "Sample Factory"))
+    ]
+    assert sorted(written) == sorted(of_page)
+
+
+def test_what_is_written_of_pong_is_what_its_curve_says() -> None:
+    docs = REPO / "docs"
+    solved = solved_pong()
     steps, seconds = zip(*(solved["impala, as shipped", seed] for seed in "012"), strict=True)
     page = " ".join((docs / "results/actor_learner.md").read_text().split())
     told = ", ".join(f"{each:,}" for each in steps[:-1]) + f" and {steps[-1]:,}"

@@ -1,4 +1,4 @@
-"""Runs that an earlier rlsync wrote: they evaluate, resume and plot, also where keys have gone since."""
+"""Runs that 0.1.0 wrote: they evaluate, resume and are drawn, also where keys have gone since."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlsync.core.errors import ConfigError
+from rlsync.runs.cli.main import main
 from rlsync.runs.config.composing import written
 from rlsync.runs.life.kept import config_of
 from rlsync.runs.recipes import run_files
+from rlsync.runs.recipes.bounds import bound_errors
+from rlsync.runs.recipes.dreamer.config import DreamerV1Config
+from rlsync.runs.recipes.impala.settings import ImpalaConfig, ModelConfig
+from rlsync.runs.recipes.settings import Config
 from rlsync.runs.recipes.td3 import TD3Config
 from tests.runs.recipes.test_registry import rlsync
 
@@ -22,7 +27,7 @@ RECIPES = ("ppo", "dqn", "sac", "impala")
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A run's folder, as rlsync wrote it at commit e1fd3dc."""
+    """A run's folder, as rlsync 0.1.0 wrote it."""
     with tarfile.open(RUNS / f"{request.param}.tar.gz") as packed:
         packed.extractall(tmp_path, filter="data")
     return tmp_path / request.param
@@ -34,18 +39,34 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     ["impala", *(pytest.param(recipe, marks=pytest.mark.thorough) for recipe in RECIPES[:3])],
     indirect=True,
 )
-def test_an_earlier_run_evaluates_resumes_and_plots(run: Path) -> None:
+def test_an_earlier_run_evaluates_resumes_and_is_drawn(run: Path) -> None:
     name, config = run.name, OmegaConf.load(run / run_files.RESOLVED)
     goal = int(config.recipe.total_frames) + int(config.collector.frames_per_batch)
-    told, resumed, _ = rlsync(
+    told, resumed, *_ = rlsync(
         run.parent,
         ("eval", name, "--episodes=1", "--no-video", "--json", "--trust"),
         ("train", "--trust", f"resume={name}", "run_dir=again", f"recipe.total_frames={goal}"),
         ("plot", name, "again", "--out", "both.png"),
+        ("report", name, "again", "-o", "both.html"),
+        ("compare", name, name),
     )
     scored = json.loads(told)
     assert (scored["recipe"], scored["frames"]) == (name, config.recipe.total_frames)
     assert f"stopped: total_frames collected  frames {goal}" in resumed
+
+
+@pytest.mark.parametrize(
+    ("run", "lag"),
+    [("ppo", "lag 0: workers wait for each update"), ("impala", "no fixed lag")],
+    indirect=["run"],
+)
+def test_the_status_of_an_earlier_run_says_its_lag(
+    run: Path, lag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", str(run)]) == 1  # it has ended
+    printed = capsys.readouterr().out
+    assert "total_frames collected" in printed
+    assert f"\n{lag}" in printed
 
 
 @pytest.mark.one_case
@@ -124,6 +145,53 @@ def test_an_earlier_run_of_td3_is_refused_with_a_sentence_that_says_to_start_ane
     with pytest.raises(ConfigError, match="no more as 'policy") as refused:
         written(file)
     assert refused.value.cure.startswith("start anew")
+
+
+@pytest.mark.parametrize("run", ["sac"], indirect=True)
+def test_a_dreamer_v1_of_0_1_is_not_resumed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / run_files.RESOLVED
+    found = OmegaConf.load(file)
+    found.recipe = OmegaConf.structured(DreamerV1Config())
+    OmegaConf.save(found, file)
+    assert main(["check", f"resume={run}"]) == 2
+    refused = capsys.readouterr().out
+    assert "a run of dreamer_v1 by rlsync 0.1 cannot go on" in refused
+    assert "cure   start anew, without resume; rlsync eval plays" in refused
+
+
+@pytest.mark.parametrize("run", ["ppo"], indirect=True)
+def test_networks_that_differ_from_those_of_0_1_are_a_reason_to_start_anew(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run / run_files.RESOLVED
+    found = OmegaConf.load(file)
+    found.recipe.hidden = [4]
+    OmegaConf.save(found, file)
+    words = ["--trust", f"resume={run}", f"run_dir={run.parent / 'again'}", "recipe.total_frames=256"]
+    assert main(["train", *words]) == 2
+    refused = capsys.readouterr().err
+    assert "the checkpoint does not fit this configuration" in refused
+    assert "; else start anew: rlsync 0.1 wrote this run, some of whose networks were others" in refused
+
+
+@pytest.mark.parametrize("run", ["ppo"], indirect=True)
+def test_a_run_of_0_1_is_not_made_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["rerun", str(run)], ["frame", str(run), "3"]):
+        assert main(words) == 2
+        assert "cannot be made again: rlsync 0.1 recorded it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", ["impala"], indirect=True)
+def test_a_torso_has_the_name_of_now_in_runs_of_0_1_alone(run: Path) -> None:
+    file = run / run_files.RESOLVED
+    found = OmegaConf.load(file)
+    for before, now in (("shallow", "nature"), ("deep", "impala")):
+        found.recipe.model.torso = before
+        OmegaConf.save(found, file)
+        assert written(file).recipe.model.torso == now
+        config = Config(recipe=ImpalaConfig(model=ModelConfig(torso=before)))
+        (refused,) = bound_errors(config)
+        assert refused.cure.startswith(f"did you mean '{now}'? give one of auto, mlp, ")
 
 
 @pytest.mark.parametrize("run", ["impala"], indirect=True)

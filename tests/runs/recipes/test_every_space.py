@@ -34,19 +34,22 @@ REPLAY = (
     "recipe.n_step=1",
     "collector.frames_per_batch=64",
 )
+#: Pictures, numbers and choices; dqn sees them as they are.
+NORMALIZED = "recipe.normalize.observations=true"
 RECIPES = {
-    "ppo": (*PPO, "recipe.batch_size=64", "recipe.lr=0.01"),
+    "ppo": (*PPO, NORMALIZED, "recipe.batch_size=64", "recipe.lr=0.01"),
     "ppo-lstm": (
         *PPO,
+        NORMALIZED,
         "recipe.batch_size=32",
-        "recipe.lr=0.01",
+        "recipe.lr=0.003",
         "recipe.model.lstm=32",
         "recipe.normalize_advantage=true",
     ),
     "impala": ("recipe=impala", *UNROLLS),
     "laser": ("recipe=laser", *UNROLLS, "recipe.replay.min_steps=500"),
     "dqn": ("recipe=dqn", *REPLAY, "recipe.epsilon_frames=2000"),
-    "sac": ("recipe=sac", *REPLAY, "recipe.lr=0.003", "recipe.batch_size=64"),
+    "sac": ("recipe=sac", *REPLAY, NORMALIZED, "recipe.lr=0.003", "recipe.batch_size=64"),
 }
 #: Of pictures, so that no encoder is larger than it must be.
 SMALL = "recipe.model.hidden=[32]"

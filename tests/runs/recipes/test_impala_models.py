@@ -190,13 +190,13 @@ def test_uint8_pixels_mean_their_255th(torso: str) -> None:
 
 
 def test_normalised_pixels_lose_the_mean_of_what_was_learned_from_and_are_in_its_deviations() -> None:
-    net = ImpalaNet(PIXELS, Categorical(5), torso="nature", channels_last=True, normalize=True)
+    net = ImpalaNet(PIXELS, Categorical(5), torso="nature", channels_last=True, clip=5.0)
     pixels: Any = net.pixels
     inputs = unroll_inputs(net)
     unrolls = [torch.randint(0, high, (17, ENVS, *PIXELS), dtype=torch.uint8) for high in (9, 256, 90)]
     torch.testing.assert_close(pixels(unrolls[1][0]), unrolls[1][0] / 255, rtol=1e-4, atol=1e-4)
     for unroll in unrolls:
-        net(**inputs | {"observation": unroll, "is_init": begins().new_zeros(17, ENVS)})
+        net.follow(unroll)
     with torch.no_grad():  # acting and judging change nothing
         net(**inputs | {"observation": unrolls[0][:STEPS]})
         net.step(unrolls[0][0], begins()[0], net.initial_state(ENVS))
@@ -454,7 +454,7 @@ def test_a_head_sums_bfloat16_in_float32() -> None:
         ((4, 20, 20), {"torso": "nature"}, "too small"),
         ((4,), {"hidden": ()}, "widths"),
         ((4,), {"lstm": -1}, "lstm=-1"),
-        ((4,), {"normalize": True}, "only pixels"),
+        ((4,), {"clip": 5.0}, "only pixels"),
     ],
 )
 def test_a_net_that_cannot_be_is_refused(shape: tuple[int, ...], settings: Any, says: str) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import OneHot
 from torchrl.objectives import LossModule
 from torchrl.trainers import Trainer
 
@@ -26,7 +25,6 @@ from rlsync.runs.actors.intake import RolloutId
 from rlsync.runs.evaluation.checkpoint import load, load_best
 from rlsync.runs.evaluation.play import Score, play
 from rlsync.runs.evaluation.process import best_in
-from rlsync.runs.recipes import ppo
 from rlsync.runs.recipes.checks import check
 from rlsync.runs.recipes.evaluating import APART, acting_of
 from rlsync.runs.recipes.normalize import Moments, Normalize, NormalizeOnPolicy, Standardize
@@ -37,16 +35,18 @@ from rlsync.runs.recipes.settings import (
     Config,
     EnvConfig,
     EvaluationConfig,
+    ModelConfig,
     NormalizeConfig,
+    OnPolicyModelConfig,
     OnPolicyNormalizeConfig,
     PPOConfig,
 )
-from rlsync.runs.recipes.spaces import Spaces
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.runs.recipes import test_off_policy
 from tests.runs.recipes.test_off_policy import built
 from tests.runs.recipes.test_recipes import hook_of, trained
 from tests.tools.parts import wait_until
+from tests.tools.parts.space_envs import HINTED, PARTS
 
 BOTH = NormalizeConfig(observations=True, rewards=True)
 BOTH_ON_POLICY = OnPolicyNormalizeConfig(observations=True, rewards=True)
@@ -96,7 +96,8 @@ def normalize_of(trainer: Trainer) -> Normalize | NormalizeOnPolicy:
 
 def statistics_in(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every mean and spread that a module holds, by its full name."""
-    return {name: leaf.clone() for name, leaf in module.state_dict().items() if ".observations." in name}
+    named = module.state_dict().items()
+    return {name: leaf.clone() for name, leaf in named if ".observations." in name or ".pixels." in name}
 
 
 def test_moments_are_those_of_all_rows_however_they_were_split() -> None:
@@ -169,6 +170,24 @@ def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(nam
     assert others, "another version says something else, so the comparison can fail"
 
 
+#: By the case: the recipe, what its environment shows, and how many of its networks hold statistics.
+SIGHTED = {
+    "ppo, a picture": ("ppo", PARTS["picture"], 1),
+    "ppo, all": ("ppo", f"speed,{PARTS['picture and mask']}", 1),
+    "dqn, a picture and numbers": ("dqn", PARTS["picture and numbers"], 2),
+    "sac, a picture and numbers": ("sac", PARTS["picture and numbers"], 3),
+}
+
+
+def sighted(case: str, **sizes: Any) -> Config:
+    """A recipe that normalises what an environment shows, pictures among it."""
+    name, parts, _ = SIGHTED[case]
+    model = (OnPolicyModelConfig if name == "ppo" else ModelConfig)(hidden=[8])
+    config = small(name, model=model, **sizes)
+    config.env = EnvConfig(HINTED, 2, {"parts": parts, "continuous": name == "sac"})
+    return config
+
+
 # ------------------------------------------------------------------------- batches that are learned from once
 
 
@@ -178,17 +197,21 @@ def log_probs(loss: LossModule, batch: TensorDict) -> torch.Tensor:
         return loss.actor_network.get_dist(batch.select("observation")).log_prob(batch["action"])
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", [*ON_POLICY, *(case for case in SIGHTED if case.startswith("ppo"))])
 @pytest.mark.usefixtures("fork_workers")
 def test_without_a_lag_a_batch_is_scored_by_the_statistics_that_acted(name: str) -> None:
     """So the ratios of its first minibatch are one, but for rounding. Later versions would say otherwise."""
-    trainer = built(small(name, lag=0, lr=0.01))
+    make = sighted if name in SIGHTED else small
+    trainer = built(make(name, lag=0, lr=0.01))
     loss = trainer.loss_module
     batches: list[TensorDict] = []
     means: list[torch.Tensor] = []
 
     def look(batch: TensorDict) -> None:
-        (before,) = [leaf for key, leaf in statistics_in(loss.actor_network).items() if key.endswith("mean")]
+        held = statistics_in(loss.actor_network).items()
+        of_parts = [leaf.flatten() for key, leaf in held if key.endswith("mean")]
+        assert len(of_parts) == (2 if name == "ppo, all" else 1)
+        before = torch.cat(of_parts)
         torch.testing.assert_close(log_probs(loss, batch), batch["action_log_prob"], rtol=1e-5, atol=1e-5)
         means.append(before)
         batches.append(batch.clone())
@@ -296,12 +319,59 @@ def test_advantages_are_of_scaled_rewards_and_reported_returns_are_the_environme
     assert min(returns) < -20, "of eight steps of Pendulum"
 
 
-def test_pictures_are_not_normalised() -> None:
-    spaces = Spaces(like((3, 8, 8)), 2, OneHot(2))
-    with pytest.raises(ConfigError, match="whose pixels are not normalised") as refusal:
-        ppo.make_loss(PPOConfig(normalize=BOTH_ON_POLICY), spaces)
-    assert refusal.value.where == "recipe.normalize.observations"
-    assert "recipe.normalize.observations=false" in refusal.value.cure
+# --------------------------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize("case", SIGHTED)
+@pytest.mark.usefixtures("fork_workers")
+def test_pixels_are_normalised_by_every_eighth_step_and_numbers_beside_them_by_all(case: str) -> None:
+    trainer = built(sighted(case))
+    observations = trainer.collector.player.observations
+    batches: list[torch.Tensor] = []
+    trained(trainer, lambda batch: batches.append(batch["observation"].clone()))
+    assert all(batch.shape[:2] == (4, 16) for batch in batches)
+    rows = torch.cat(batches)
+    parts = observations.split(rows)
+    (camera,) = observations.pictures
+    pixels = parts[camera.name][:, ::8].flatten(0, 1).double() / 255
+    numbers = observations.numbers(rows).flatten(0, 1).double()
+    expected = {
+        "pixels.0.mean": pixels.mean(0),
+        "pixels.0.variance": pixels.var(0, correction=0),
+        "observations.mean": numbers.mean(0),
+        "observations.std": numbers.std(0, correction=0),
+    }
+    compared: dict[str, set[int]] = {end: set() for end in expected}
+    for name, leaf in trainer.loss_module.named_buffers():
+        for end, value in expected.items():
+            if name.endswith(f".{end}"):
+                torch.testing.assert_close(leaf, value.float().expand(leaf.shape))
+                compared[end].add(leaf.data_ptr())
+    networks = SIGHTED[case][2]
+    with_numbers = networks if numbers.numel() else 0
+    assert list(map(len, compared.values())) == [networks, networks, with_numbers, with_numbers]
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_resumed_run_counts_pictures_on_and_a_policy_taken_out_sees_them_so(tmp_path: Path) -> None:
+    config = sighted("ppo, all", workers=1, batch=32, run_dir=tmp_path)
+    first = built(config)
+    trained(first)
+    loaded = acting_of(config, deterministic=True)
+    load(tmp_path / CHECKPOINT, loaded)
+    learned = statistics_in(SOURCE["ppo"](first.loss_module))
+    acting = statistics_in(loaded.player.modules["policy"])
+    assert learned.keys() == acting.keys()
+    assert any(name.endswith("pixels.0.variance") for name in acting)
+    assert all(torch.equal(leaf, learned[name]) for name, leaf in acting.items())
+
+    again = built(sighted("ppo, all", workers=1, batch=32, total_frames=192))
+    again.load_from_file(tmp_path / CHECKPOINT)
+    before, after = (normalize_of(trainer).state_dict()["picture camera"] for trainer in (first, again))
+    assert before["count"] == after["count"] == 128 / 8
+    assert torch.equal(before["squares"], after["squares"])
+    trained(again)
+    assert normalize_of(again).state_dict()["picture camera"]["count"] == 192 / 8
 
 
 # ------------------------------------------------------------------------------------------- replayed frames

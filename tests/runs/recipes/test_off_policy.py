@@ -37,6 +37,7 @@ from rlsync.runs.life.resume import changes, load, schedulers
 from rlsync.runs.life.state import begin
 from rlsync.runs.recipes import sac, td3
 from rlsync.runs.recipes.dqn import DQNConfig
+from rlsync.runs.recipes.encoder import Encoder
 from rlsync.runs.recipes.evaluating import APART, acting_of
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns, KeepPace
 from rlsync.runs.recipes.registry import recipe_of
@@ -59,6 +60,7 @@ from rlsync.torchrl_plugin.compat.trainers import optimizers, registered_modules
 from rlsync.torchrl_plugin.ending.last_checkpoint import save_before_the_end
 from tests.runs.recipes.test_recipes import hook_of, trained
 from tests.tools.parts import wait_until
+from tests.tools.parts.configs import configs_of
 from tests.tools.parts.space_envs import spaced
 
 ROUTES = {
@@ -140,6 +142,32 @@ def parameters(trainer: Trainer, name: str) -> dict[str, torch.Tensor]:
             if value.requires_grad:  # not the bounds of the actions
                 found[f"{part}.{key}"] = value.detach().clone()
     return found
+
+
+# -------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_the_rate_that_is_tuned_for_pictures_leaves_the_convolutions_of_sacs_actor_on() -> None:
+    pytest.importorskip("pygame")
+    words = ("recipe=sac", "env=rendered_pendulum", "recipe.total_frames=500", "recipe.pace.prefill=200")
+    here = ("collector.num_workers=0", "recipe.evaluation.every_frames=0", "logger=none")
+
+    def share_on(*more: str) -> float:
+        """Of the units of the first layer, those that are on in any picture of the run."""
+        trainer = built(configs_of(*words, *here, *more)[0])
+        trained(trainer)
+        actor = trainer.loss_module.actor_network
+        (encoder,) = (module for module in actor.modules() if isinstance(module, Encoder))
+        pictures = trainer.replay_buffer[:]["observation"]
+        with torch.no_grad():
+            units = encoder.torsos[0][0](encoder.pixels[0](pictures))
+        return float((units > 0).any(0).float().mean())
+
+    assert share_on() > 0.4
+    # A white background is 1 in each pixel, so the steps of all weights of a unit add up.
+    assert share_on("recipe.lr=0.001") < 0.2
 
 
 # -------------------------------------------------------------------------------- initial weights

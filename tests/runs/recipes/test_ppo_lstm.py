@@ -21,6 +21,7 @@ from rlsync import VerifySync
 from rlsync.core.errors import ConfigError
 from rlsync.runs.recipes import ppo
 from rlsync.runs.recipes.checks import check, errors
+from rlsync.runs.recipes.encoder import Pixels
 from rlsync.runs.recipes.impala import Categorical, ImpalaNet
 from rlsync.runs.recipes.impala.heads import HeadDistribution
 from rlsync.runs.recipes.normalize import NormalizeUnrolls, Standardize
@@ -50,6 +51,7 @@ ENVS = {
     "box": EnvConfig("Pendulum-v1", UNROLLS, {"max_episode_steps": 9}),
     "several choices": EnvConfig(TOLD, UNROLLS),
     "numbers and mask": EnvConfig(HINTED, UNROLLS, {"parts": PARTS["mask"]}),
+    "picture": EnvConfig(HINTED, UNROLLS, {"parts": PARTS["picture"]}),
     "picture, numbers and mask": EnvConfig(HINTED, UNROLLS, {"parts": f"speed,{PARTS['picture and mask']}"}),
 }
 
@@ -282,31 +284,39 @@ def test_scaled_rewards_are_learned_from_and_the_batch_has_the_environments() ->
     trained(trainer, look)
 
 
-@pytest.mark.parametrize("env", ["numbers", "numbers and mask"])
+@pytest.mark.parametrize("env", ["numbers", "numbers and mask", "picture", "picture, numbers and mask"])
 def test_a_version_normalises_by_the_statistics_of_the_frames_before_it(env: str) -> None:
     config = config_of(env, normalize=OnPolicyNormalizeConfig(observations=True))
     trainer = ppo.RECIPE.build(config)
     network = trainer.loss_module.actor_network
-    (layer,) = (module for module in network.modules() if isinstance(module, Standardize))
+    layers = [module for module in network.modules() if isinstance(module, Standardize)]
+    eyes = [module for module in network.modules() if isinstance(module, Pixels)]
     numbers: list[Tensor] = []
+    pixels: list[Tensor] = []
 
     def look(batch: TensorDictBase) -> None:
         with torch.no_grad():
             out = network(batch["observation"], batch["is_init"], batch["recurrent_state"])
             log_prob = network.head.score(out.params[:-1], batch["action"])[0]
         torch.testing.assert_close(log_prob, batch["behaviour_log_prob"], rtol=1e-5, atol=1e-5)
-        before = torch.cat([torch.zeros(1, network.observations.features), *numbers])
-        torch.testing.assert_close(layer.mean, before[len(numbers) > 0 :].mean(0), rtol=1e-4, atol=1e-5)
-        numbers.append(network.observations.numbers(batch["observation"][:-1]).flatten(0, 1).float().clone())
+        for layer in layers:
+            before = torch.cat([torch.zeros(1, network.observations.features), *numbers])
+            mean = before[len(numbers) > 0 :].mean(0)
+            torch.testing.assert_close(layer.mean, mean, rtol=1e-4, atol=1e-5)
+        rows = batch["observation"][:-1]
+        numbers.append(network.observations.numbers(rows).flatten(0, 1).float().clone())
+        for picture in network.observations.pictures:
+            # six steps, of which every eighth is the first
+            pixels.append(network.observations.split(rows)[picture.name][0].double() / 255)
 
     trained(trainer, look)
-    torch.testing.assert_close(layer.std, torch.cat(numbers).std(0, correction=0), rtol=1e-4, atol=1e-5)
-
-
-def test_pictures_are_not_normalised() -> None:
-    normalizes = OnPolicyNormalizeConfig(observations=True)
-    with pytest.raises(ConfigError, match="whose pixels are not normalised"):
-        ppo.RECIPE.build(config_of("picture, numbers and mask", normalize=normalizes))
+    assert (len(layers), len(eyes)) == (env != "picture", "picture" in env)
+    for layer in layers:
+        std = torch.cat(numbers).std(0, correction=0).clamp_min(1e-6)
+        torch.testing.assert_close(layer.std, std, rtol=1e-4, atol=1e-5)
+    for eye in eyes:
+        torch.testing.assert_close(eye.mean.double(), torch.cat(pixels).mean(0))
+        torch.testing.assert_close(eye.variance.double(), torch.cat(pixels).var(0, correction=0))
 
 
 # -------------------------------------------------------------------------------------------- the run

@@ -29,7 +29,6 @@ from rlsync.runs.recipes.dreamer.config import DreamerV3Config
 from rlsync.runs.recipes.impala.heads import MultiCategorical as MultiCategoricalHead
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.networks import MixedMLP
-from rlsync.runs.recipes.normalize import write_statistics
 from rlsync.runs.recipes.pure import Graphs, PureStepper
 from rlsync.runs.recipes.replay.settings import OffPolicyConfig
 from rlsync.runs.recipes.sac import CrossQConfig, SACConfig, SoftConfig
@@ -106,8 +105,6 @@ class Drawn:
             kinds += ["mask", "parts and mask"]
         self.seen = self.seen or draw.choice(kinds)
         self.keys["model"] = ModelConfig(hidden=[8], channels_last=draw.random() < 0.5)
-        if self.seen in ("picture", "parts", "parts and mask"):
-            self.keys["normalize"].observations = False
 
     @property
     def discrete(self) -> bool:
@@ -170,7 +167,9 @@ class Drawn:
             loss = makers[self.name](settings, self.spaces, torch.device(self.device))
         loss.to(self.device, self.dtype)
         if isinstance(settings, OffPolicyConfig | PPOConfig) and settings.normalize.observations:
-            write_statistics(loss, *(torch.rand(2, self.features, dtype=self.dtype) + 0.5).to(self.device))
+            for name, leaf in loss.named_buffers():
+                if name.endswith((".mean", ".std", ".variance")):
+                    leaf.copy_(torch.rand_like(leaf) + 0.5)
         if isinstance(settings, PPOConfig):
             return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5, fused=True))
         if self.name == "dqn":

@@ -8,21 +8,23 @@ import re
 import sys
 import tempfile
 import textwrap
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from torch import nn
 from torchrl.checkpoint import Checkpoint
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.extensions import RECIPES
+from rlsync.core.extensions import MOVED, RECIPES
 from rlsync.runs.cli.main import main
 from rlsync.runs.config.own_hydra import writable
 from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.life.kept import config_of
-from rlsync.runs.recipes import registry, run_files
+from rlsync.runs.recipes import parts, registry, run_files
 from rlsync.runs.recipes.bounds import kept
 from rlsync.runs.recipes.registry import loaded, recipe_named
 from rlsync.runs.recipes.settings import Config, EnvConfig
@@ -223,6 +225,30 @@ def test_an_installed_recipe_whose_module_raises_harms_only_itself(
     assert "python -c 'import hasty' shows the line" in printed
 
 
+def test_a_recipe_of_0_1_is_told_where_the_packages_are_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_installed(tmp_path, "older", f"[{RECIPES}]\nolder = older:RECIPE\n")
+    (tmp_path / "older.py").write_text("from rlsync.recipes import parts\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", "recipe=older"]) == 2
+    printed = capsys.readouterr().out
+    assert "a recipe cannot be imported: No module named 'rlsync.recipes'\n" in printed
+    assert "cure   write rlsync.runs.recipes in older: rlsync.recipes has moved\n" in printed
+    for now in MOVED.values():
+        import_module(now)
+
+
+def test_an_acting_and_a_network_of_0_1_are_refused_with_what_to_write() -> None:
+    recipe = replace(recipe_named("ppo"), acting=lambda run: None)
+    with pytest.raises(ConfigError, match="acting cannot be called: too many positional") as refused:
+        recipe.player(Config(), None, deterministic=True)
+    assert refused.value.cure.startswith("write def acting(run, deterministic)")
+    with pytest.raises(ConfigError, match="the workers' player is a Linear"):
+        with parts.started_collector(None, nn.Linear(1, 1)):
+            pass
+
+
 SETTINGS = """
 from dataclasses import dataclass
 from torch import Tensor
@@ -351,7 +377,8 @@ def path_literals(nodes: list[ast.AST]) -> set[str]:
 @pytest.mark.seconds
 def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
     home = Path(run_files.__file__)
-    names = {value for key, value in vars(run_files).items() if key.isupper()}
+    constants = {key: value for key, value in vars(run_files).items() if key.isupper()}
+    names = {value for value in constants.values() if isinstance(value, str)}
     with_suffix = {name for name in names if "." in name}
     found = {}
     for file in (ROOT / "rlsync").rglob("*.py"):

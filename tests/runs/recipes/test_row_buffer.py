@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 
@@ -48,6 +51,39 @@ def test_the_rows_their_order_and_their_entries_are_those_of_torchrls_buffer(sam
         assert (one == other).all()
         assert (one.batch_size, one.device) == (other.batch_size, other.device)
         other["next", "reward"] += 1  # it is the caller's own
+
+
+class NewBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that are made inside, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        before = {_memory(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        self.count += sum(each.nbytes for each in made if _memory(each) not in before)
+        return result
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("rollouts", [1, 4])
+def test_a_batch_is_copied_into_its_rows_and_nowhere_else(rollouts: int) -> None:
+    """Also one of several rollouts, whose memory has time first."""
+    buffer = RowBuffer(storage=LazyTensorStorage(1_000), sampler=RandomSampler(), batch_size=8)
+    buffer.extend(rows(8))
+    batch = rows(rollouts * 25).reshape(25, rollouts).transpose(0, 1)
+    with NewBytes() as new:
+        buffer.store(batch)
+    assert new.count == 8 * batch.numel(), "the numbers of the rows"
+    assert torch.equal(
+        buffer.storage[8 : 8 + batch.numel()]["observation"], batch["observation"].flatten(0, 1)
+    )
 
 
 def test_a_buffer_of_a_million_rows_takes_memory_as_they_come() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -226,6 +227,59 @@ def test_many_small_segments_are_written_once_more_as_one(tmp_path: Path) -> Non
         assert len(segments(checkpoint)) < 11 + 1000 / 100 + 2
     assert sum(sizes.values()) < 2 * 1200 * ROW + len(sizes) * 3_000
     assert_same(loaded(checkpoint, 1000), buffer)
+
+
+@pytest.mark.thorough
+@pytest.mark.seconds
+def test_files_stay_few_and_rows_are_written_again_a_few_times_however_many_checkpoints_there_were(
+    tmp_path: Path,
+) -> None:
+    buffer, written, rows, files = make(10_000, most_segments=4), Written(), [], []
+    for _ in range(300):
+        give(buffer, 1)
+        checkpoint = save(buffer, tmp_path)
+        rows.append(written.rows(checkpoint))
+        files.append(len(segments(checkpoint)))
+    ranks = math.ceil(math.log(300, 4))
+    assert max(files) <= 4 * ranks
+    assert sum(rows) <= 300 * (1 + ranks)
+    assert_same(loaded(checkpoint, 10_000), buffer)
+
+
+def test_no_checkpoint_writes_more_than_one_segment_again(tmp_path: Path) -> None:
+    """However many rows wait for it: here a run begins that merges, with a checkpoint of one that did not."""
+    buffer = make(10_000, most_segments=1000)
+    for _ in range(60):
+        give(buffer, 10)
+        before = save(buffer, tmp_path)
+    assert len(segments(before)) == 60
+    limit = 5_000
+    again, written = loaded(before, 10_000, most_segments=4, segment_bytes=limit), Written()
+    written.rows(before)
+    for _ in range(40):
+        give(again, 10)
+        assert written.rows(save(again, tmp_path)) * ROW < limit + 10 * ROW
+    assert_same(loaded(tmp_path / CHECKPOINT, 10_000), again)
+
+
+def test_a_load_has_one_segment_in_memory_beside_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = make(1_000, segment_bytes=50 * ROW)
+    give(buffer, 1_000)
+    checkpoint = save(buffer, tmp_path)
+    assert len(segments(checkpoint)) == 20
+    mapped = []
+    put = LazyTensorStorage.set
+
+    def counted(storage: LazyTensorStorage, *arguments: Any, **options: Any) -> None:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        mapped.append(sum(str(checkpoint) in line for line in lines))
+        put(storage, *arguments, **options)
+
+    monkeypatch.setattr(LazyTensorStorage, "set", counted)
+    assert_same(loaded(checkpoint, 1_000), buffer)
+    assert mapped == [1] * 20
 
 
 class Fails:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,9 +54,14 @@ def sent(config: EnvConfig, actions: list[Any]) -> list[Any]:
 # ------------------------------------------------------------------------------------- actions
 
 
-@pytest.mark.parametrize(
-    "space", [Discrete(3), Discrete(3, start=-1), Discrete(2, start=10), Discrete(3, start=-1, dtype=np.int8)]
-)
+def small(start: int) -> Discrete[Any]:
+    """Of small numbers, where gymnasium can: 1.1 gives all the same dtype."""
+    if "dtype" in inspect.signature(Discrete).parameters:
+        return Discrete(3, start=start, dtype=np.int8)
+    return Discrete(3, start=start)
+
+
+@pytest.mark.parametrize("space", [Discrete(3), Discrete(3, start=-1), Discrete(2, start=10), small(-1)])
 def test_choices_are_numbers_of_the_environments_space(space: Discrete[Any]) -> None:
     config, count = spaced(action=space), int(space.n)
     numbers = [int(space.start) + index for index in range(count)]
@@ -226,9 +232,25 @@ def test_bytes_of_two_axes_are_a_grey_picture_and_a_key_makes_them_numbers() -> 
 def test_a_recipe_of_vectors_says_that_an_environment_gives_pixels() -> None:
     with pytest.raises(ConfigError, match="it gives pixels"):
         recipe_named("dreamer_v1").probe(spaced(Box(0, 255, (64, 64, 3), np.uint8), Box(-1, 1, (1,))))
-    parts = Dict(camera=Box(0, 255, (64, 64, 3), np.uint8), speed=Box(-1, 1, (2,)))
-    with pytest.raises(ConfigError, match="it gives pixels beside other parts: speed, camera"):
-        recipe_named("dreamer_v3").probe(spaced(parts))
+
+
+def test_what_dreamer_cannot_see_is_refused_with_a_cure_that_it_takes() -> None:
+    dreamer = recipe_named("dreamer_v3")
+    mixed = spaced(Dict(camera=Box(0, 255, (64, 64, 3), np.uint8), speed=Box(-1, 1, (2,))))
+    with pytest.raises(ConfigError, match="it gives pixels beside other parts: speed, camera") as error:
+        dreamer.probe(mixed)
+    assert "FilterObservation" in error.value.cure
+    assert "env.pictures=false" in error.value.cure
+    camera = {"name": "gymnasium.wrappers.FilterObservation", "filter_keys": ["camera"]}
+    assert dreamer.probe(replace(mixed, wrappers=[camera])).observations.are_pictures
+    assert not dreamer.probe(replace(mixed, pictures=False)).observations.pictures
+
+    masked = spaced(Dict(speed=Box(-1, 1, (2,)), action_mask=MultiBinary(2)))
+    with pytest.raises(ConfigError, match="cannot leave out actions") as error:
+        dreamer.probe(masked)
+    assert error.value.where == "env.action_mask"
+    assert "env.action_mask=none" in error.value.cure
+    assert dreamer.probe(replace(masked, action_mask="none")).features == 4
 
 
 # ----------------------------------------------------------------------------------- several parts

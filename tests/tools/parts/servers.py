@@ -29,7 +29,7 @@ from tests.tools.parts.sizes import ACTIONS, OBSERVATIONS
 TRANSPORTS = ("thread", "direct", "process", "shared_memory", "process_slot")
 
 #: How an AsyncBatchedCollector reaches its environments and its server, by name.
-COLLECTORS = ("thread", "shared environments", "process", "slots")
+COLLECTORS = ("thread", "shared environments", "process", "slots", "auto")
 
 
 def make_canary_policy() -> CanaryPolicy:
@@ -127,6 +127,8 @@ def make_async_batched(
             context = multiprocessing.get_context("forkserver")
             path = ProcessSlotTransport(request(), response(), num_slots=envs, ctx=context)
             options |= {"transport": path, "transition_chunk_size": 5}
+        case "auto":  # what TorchRL 0.15 will do with a policy_factory
+            options |= {"env_backend": "multiprocessing", "transport": "auto", "transition_chunk_size": 5}
     in_a_thread = how in ("thread", "shared environments")
     served = {"policy": policy} if in_a_thread and policy is not None else {"policy_factory": factory}
     return AsyncBatchedCollector(

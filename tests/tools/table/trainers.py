@@ -23,7 +23,8 @@ from torchrl.data import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler
+from torchrl.envs import Compose, EnvBase, InitTracker, TransformedEnv
 from torchrl.modules import Actor, ValueOperator
 from torchrl.objectives import (
     A2CLoss,
@@ -115,7 +116,11 @@ class TrainerRow:
     source: str = "loss_module.actor_network"
     on_policy: bool = False
     target: Callable[[LossModule], object] | None = None
-    options: Callable[[LossModule], dict[str, Any]] = field(default=lambda _: {})
+    options: Callable[[LossModule, Any], dict[str, Any]] = field(default=lambda loss, actor: {})
+    #: arguments of the other trainers that this one does not have
+    lacks: tuple[str, ...] = ()
+    #: whether it refuses a collector whose policy is not the learner's own module
+    same_module: bool = False
 
     @property
     def name(self) -> str:
@@ -123,6 +128,8 @@ class TrainerRow:
 
     @property
     def make_env(self) -> Callable[[], Any]:
+        if self.make_actor is make_planner:
+            return make_planned_env
         discrete = self.make_actor in (make_policy, make_q_policy)
         return make_counting_env if discrete else make_continuous_env
 
@@ -136,14 +143,8 @@ class TrainerRow:
             "loss_module": loss,
             "optimizer": torch.optim.Adam(loss.parameters(), lr=1e-2),
             "progress_bar": False,
+            "enable_logging": False,
         }
-        if self.kind is algorithms.GRPOTrainer:
-            given |= {"log_rewards": False, "log_kl": False}  # of language models
-        elif self.kind not in (Trainer, *_NEXT):
-            given |= {"enable_logging": False}
-        if self.kind in _NEXT:
-            for theirs in ("frame_skip", "optim_steps_per_batch"):
-                del given[theirs]
         sampler = SamplerWithoutReplacement() if self.on_policy else RandomSampler()
         room = FRAMES_PER_BATCH if self.on_policy else 1000
         buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(room), sampler=sampler, batch_size=10)
@@ -154,17 +155,13 @@ class TrainerRow:
             given |= {"replay_buffer": buffer}
         if self.target is not None:
             given["target_net_updater"] = self.target(loss)
-        given |= self.options(loss)
+        given |= self.options(loss, actor)
+        for argument in self.lacks:
+            del given[argument]
         trainer = self.kind(**given)
         if self.kind is Trainer:
             ReplayBufferTrainer(buffer, batch_size=10).register(trainer)
         return trainer
-
-
-#: The trainers that TorchRL has from 0.15 on.
-_NEXT: tuple[type[Trainer], ...] = tuple(
-    kind for kind in [getattr(algorithms, "FQLTrainer", None)] if kind is not None
-)
 
 
 def make_one_step_policy() -> nn.Module:
@@ -176,11 +173,62 @@ def make_fql_loss(actor: nn.Module) -> LossModule:
     return torchrl.objectives.FQLLoss(flow, actor, make_state_action_value())
 
 
+#: Of the parts of a TD-MPC2, all as small as can be.
+LATENT = 8
+HORIZON = 3
+
+
+def make_planner() -> nn.Module:
+    """A TdMpc2Planner: world model, policy prior and Q ensemble act together."""
+    from torchrl.trainers.algorithms.configs import modules
+
+    sizes = {"action_dim": 1, "latent_dim": LATENT, "mlp_dim": 8}
+    return torchrl.modules.TdMpc2Planner(
+        modules._make_tdmpc2_world_model(observation_dim=OBSERVATIONS, encoder_dim=8, num_bins=11, **sizes),
+        modules._make_tdmpc2_policy_prior(**sizes),
+        modules._make_tdmpc2_q_ensemble(num_bins=11, **sizes),
+        horizon=HORIZON,
+        num_samples=16,
+        num_elites=4,
+        num_pi_trajs=4,
+        iterations=2,
+    )
+
+
+def make_planned_env() -> EnvBase:
+    """A continuous environment that carries the mean of a plan to the next step."""
+    return TransformedEnv(
+        make_continuous_env(), Compose(InitTracker(), make_planner().make_tensordict_primer())
+    )
+
+
+def make_planner_loss(planner: Any) -> LossModule:
+    parts = (planner.world_model, planner.policy_prior, planner.q_ensemble)
+    return torchrl.objectives.TdMpc2Loss(*parts, horizon=HORIZON)
+
+
+def _planned(loss: LossModule, planner: Any) -> dict[str, Any]:
+    model = [*planner.world_model.parameters(), *planner.q_ensemble.q_params.parameters()]
+    sampler = SliceSampler(
+        slice_len=HORIZON,
+        traj_key=("collector", "traj_ids"),
+        output_layout="batch_time",
+        strict_length=True,
+    )
+    return {
+        "planner": planner,
+        "optimizer_model": torch.optim.Adam(model, lr=1e-2),
+        "optimizer_actor": torch.optim.Adam(planner.policy_prior.parameters(), lr=1e-2),
+        "replay_buffer": TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler),
+        "batch_size": 4,
+    }
+
+
 def _soft(loss: LossModule) -> SoftUpdate:
     return SoftUpdate(loss, eps=0.99)
 
 
-def _td3_steppers(loss: LossModule) -> dict[str, Any]:
+def _td3_steppers(loss: LossModule, _: nn.Module) -> dict[str, Any]:
     from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
     actor = torch.optim.Adam(loss.actor_network_params.flatten_keys().values(), lr=1e-2)
@@ -188,7 +236,7 @@ def _td3_steppers(loss: LossModule) -> dict[str, Any]:
     return {"optimizer": None, "optimization_stepper": TD3OptimizationStepper(actor, critic)}
 
 
-def _offline_to_online(_: LossModule) -> dict[str, Any]:
+def _offline_to_online(loss: LossModule, _: nn.Module) -> dict[str, Any]:
     buffer = OfflineToOnlineReplayBuffer(_recorded(), online_capacity=1000, batch_size=10)
     return {"replay_buffer": buffer, "batch_size": 10}
 
@@ -199,13 +247,20 @@ TRAINERS = (
         make_q_policy,
         lambda actor: DQNLoss(actor, action_space="one_hot", delay_value=False),
         "loss_module.value_network",
+        lacks=("enable_logging",),
     ),
     TrainerRow(algorithms.PPOTrainer, make_policy, lambda a: ClipPPOLoss(a, make_critic()), on_policy=True),
     TrainerRow(algorithms.A2CTrainer, make_policy, lambda a: A2CLoss(a, make_critic()), on_policy=True),
     TrainerRow(
         algorithms.ReinforceTrainer, make_policy, lambda a: ReinforceLoss(a, make_critic()), on_policy=True
     ),
-    TrainerRow(algorithms.GRPOTrainer, make_policy, lambda a: ClipPPOLoss(a, make_critic())),
+    TrainerRow(
+        algorithms.GRPOTrainer,
+        make_policy,
+        lambda a: ClipPPOLoss(a, make_critic()),
+        options=lambda loss, actor: {"log_rewards": False, "log_kl": False},  # of language models
+        lacks=("enable_logging",),
+    ),
     TrainerRow(
         algorithms.DQNTrainer,
         make_q_policy,
@@ -253,13 +308,31 @@ TRAINERS = (
     ),
 )
 
-#: Of TorchRL 0.15, if that is installed.
-NEXT_TRAINERS = tuple(
-    TrainerRow(
-        kind, make_one_step_policy, make_fql_loss, target=_soft, options=lambda _: {"offline_steps": 0}
-    )
-    for kind in _NEXT
-)
+
+def _next_trainers() -> Iterator[TrainerRow]:
+    """Those of TorchRL 0.15, if that is installed."""
+    if hasattr(algorithms, "FQLTrainer"):
+        yield TrainerRow(
+            algorithms.FQLTrainer,
+            make_one_step_policy,
+            make_fql_loss,
+            target=_soft,
+            options=lambda loss, actor: {"offline_steps": 0},
+            lacks=("frame_skip", "optim_steps_per_batch", "enable_logging"),
+        )
+    if hasattr(algorithms, "TdMpc2Trainer"):
+        yield TrainerRow(
+            algorithms.TdMpc2Trainer,
+            make_planner,
+            make_planner_loss,
+            "planner",
+            options=_planned,
+            lacks=("optimizer", "enable_logging"),
+            same_module=True,
+        )
+
+
+NEXT_TRAINERS = tuple(_next_trainers())
 
 PLACES: dict[str, type[BaseCollector] | None] = {
     "Collector": None,
@@ -290,20 +363,42 @@ def _everywhere(row: TrainerRow) -> Cells:
 def observed(row: TrainerRow, place: str) -> str:
     """Train for some batches; say whether each frame named the weights that made it."""
     actor = tells(row.make_actor())
-    with _acting(row, place, copy.deepcopy(actor)) as collector:
-        trainer = row.build(collector, actor, schemes=PLACES[place] is not None)
-        hook = SyncWeights({"policy": row.source})
-        try:
-            hook.register(trainer)
-        except RlsyncError as error:
-            return f"refused: {first_line(error)}"
-        learner = operator.attrgetter(row.source)
-        published: dict[int, int] = {}
-        batches: list[TensorDictBase] = []
-        for stage in ("setup", "post_steps"):
-            trainer.register_op(stage, lambda: published.setdefault(hook.version, digest(learner(trainer))))
-        trainer.register_op("batch_process", lambda batch: batches.append(batch.clone()) or batch)
-        trainer.train()
+    policy = actor if row.same_module else copy.deepcopy(actor)
+    with _acting(row, place, policy) as collector:
+        return trained(row.build(collector, actor, schemes=PLACES[place] is not None), row.source)
+
+
+def from_env() -> Cells:
+    """`PPOTrainer.from_env`, which makes a Collector of its own."""
+    trainer = algorithms.PPOTrainer.from_env(
+        make_counting_env(),
+        actor=tells(make_policy()),
+        critic=make_critic(),
+        total_frames=BATCHES * FRAMES_PER_BATCH,
+        frames_per_batch=FRAMES_PER_BATCH,
+        minibatch_size=10,
+        collector_kwargs={"track_policy_version": True},
+        enable_logging=False,
+        progress_bar=False,
+    )
+    with running(trainer.collector):
+        return {"Collector": trained(trainer, "loss_module.actor_network")}
+
+
+def trained(trainer: Trainer, source: str) -> str:
+    """Train with a hook; say whether each frame named the weights that made it."""
+    hook = SyncWeights({"policy": source})
+    try:
+        hook.register(trainer)
+    except RlsyncError as error:
+        return f"refused: {first_line(error)}"
+    learner = operator.attrgetter(source)
+    published: dict[int, int] = {}
+    batches: list[TensorDictBase] = []
+    for stage in ("setup", "post_steps"):
+        trainer.register_op(stage, lambda: published.setdefault(hook.version, digest(learner(trainer))))
+    trainer.register_op("batch_process", lambda batch: batches.append(batch.clone()) or batch)
+    trainer.train()
     return agree(batches, published)
 
 
@@ -326,3 +421,5 @@ ROWS = tuple(
     for table, rows in (("trainers", TRAINERS), ("next trainers", NEXT_TRAINERS))
     for row in rows
 )
+if hasattr(algorithms.PPOTrainer, "from_env"):
+    ROWS += (Row("next trainers", ("`PPOTrainer.from_env`",), from_env),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, replace
 
 import ray
@@ -138,11 +139,8 @@ class Arrivals:
         if not heads:
             time.sleep(timeout_s)
             return []
-        refs = list(heads)
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-        if not ready:
-            ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        answering = [heads[ref] for ref in ready]
+        answered, _ = wait(heads, timeout_s, FIRST_COMPLETED)
+        answering = [heads[head] for head in answered]
         return sorted(answering, key=lambda node: self._served.get(node.machine.node_id, 0))
 
     def _unpacked(self, node: Node, flat: Flat) -> TakenRollout | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,10 +69,10 @@ class Node:
         self.arrived = 0
         self.counters: RingCounters | None = None
         self._start_until_s = time.monotonic() + timeout_s + ANSWER_WITHIN_S
-        self._calls: deque[Any] = deque()
+        self._calls: deque[Future[Any]] = deque()
         self._answered_at_s = time.monotonic()
         self._next_call = 0
-        self._starting: Any = self.agent.start.remote(timeout_s)
+        self._starting: Future[int] = self.agent.start.remote(timeout_s).future()
 
     @property
     def acting(self) -> bool:
@@ -84,8 +85,11 @@ class Node:
         return not self.acting and time.monotonic() > self._start_until_s
 
     @property
-    def head(self) -> Any:
-        """What answers next: the start, or the oldest call for a rollout."""
+    def head(self) -> Future[Any]:
+        """What answers next: the start, or the oldest call for a rollout.
+
+        A future, not a reference: Ray pulls each rollout as soon as it is made, and a look costs no call of it.
+        """
         if self.acting:
             return self._calls[0]
         return self._starting
@@ -114,7 +118,8 @@ class Node:
 
     def _refill(self) -> None:
         while len(self._calls) < self.credits:
-            self._calls.append(self.agent.take.remote(self._next_call, ANSWER_WITHIN_S))
+            call = self.agent.take.remote(self._next_call, ANSWER_WITHIN_S)
+            self._calls.append(call.future())
             self._next_call += 1
 
     def kill(self, *, on_this_machine: bool = False) -> None:

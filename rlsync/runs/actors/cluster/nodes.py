@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,9 +110,9 @@ class Nodes:
                 raise self._not_started(waiting)
             heads = {node.head: node for node in waiting}
             if heads:
-                ready, _ = ray.wait(list(heads), timeout=processes.LOOK_EVERY_S)
-                for ref in ready:
-                    self.read(heads[ref])
+                answered, _ = wait(heads, processes.LOOK_EVERY_S, FIRST_COMPLETED)
+                for head in answered:
+                    self.read(heads[head])
             if self._causes:
                 raise self._none_left("starting the workers of a node")
             if not waiting:
@@ -121,7 +122,7 @@ class Nodes:
         """The rollout at a node's head, which has answered; ``None``: it has just got ready, or is lost."""
         node.note_life()
         try:
-            brought = ray.get(node.head, timeout=self.placement.node_timeout_s)
+            brought = node.head.result()
         except RayError as error:
             self._lose(node, why(error))
             return None
@@ -200,14 +201,9 @@ class Nodes:
             if node.too_late:
                 self._lose(node, f"not ready within {self.placement.start_timeout_s:g} s")
         acting = {node.seat: node for node in self.acting}
-        heads = [node.head for node in acting.values()]
-        if heads:
-            ready = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0])
-        else:
-            ready = set()
         silent_s: dict[int, float] = {}
         for seat, node in acting.items():
-            if node.head in ready:
+            if node.head.done():
                 node.note_life()
             silent_s[seat] = node.silent_s
         for seat in self._silence.look(silent_s):

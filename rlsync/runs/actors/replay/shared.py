@@ -29,7 +29,7 @@ from rlsync import ConfigError
 from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.player import Player, Record
 from rlsync.runs.actors.replay.unrolls import Drawn
-from rlsync.seams import Layout, pauses, shared_file
+from rlsync.seams import Layout, bell, shared_file
 
 _MAGIC = 0x504C5952_4C52  # "RLRYLP"
 _FORMAT = 1
@@ -181,7 +181,7 @@ class SharedReplay:
 
     def _claim(self) -> int:
         """Lock the oldest block; where somebody reads or writes it, the next one."""
-        for pause_s in pauses():
+        for pause_s in bell.pauses():
             numbers = self._numbers.copy()
             for block in map(int, numbers.argsort(kind="stable")):
                 if self._file.try_lock(_BLOCK_LOCK + block, exclusive=True):

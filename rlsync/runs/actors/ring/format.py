@@ -3,7 +3,7 @@
 ::
 
     page 0    header, never changed: magic, format, ring id
-    control   what the learner tells the workers (closed, running, seed), and how long it has waited
+    control   what the learner tells the workers (closed, running, seed), how long it has waited, and the bells
     slots     one line a slot: state, when it was filled, by whom
     writers   one line a writer: pid, rollouts written, time waited, size of its last words
     words     room for the last words of each writer, sparse: why it ended
@@ -17,17 +17,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync.seams import Layout, shared_file
 
 MAGIC = 0x474E_4952_4C52  # "RLRING"
-FORMAT = 2
+FORMAT = 3
 
-MAX_SLOTS = 256
+#: Those of all workers in their rollouts and waiting for their versions, and of batches that are learned from.
+MAX_SLOTS = 4096
 MAX_WRITERS = 1022
 LINE_WORDS = 8
 
@@ -40,7 +43,10 @@ LEARNER_WAITED_NS = _CONTROL + 4
 TAKEN = _CONTROL + 5
 DROPPED = _CONTROL + 6  # completed rollouts that the learner dropped
 FRAMES_BEFORE = _CONTROL + 7  # frames that were learned from before this ring was made
-_SLOT_LINES = _CONTROL + LINE_WORDS
+# Bells: the learner has freed a slot, or said something to those that wait for one; a writer has filled a slot.
+FREED = _CONTROL + 8
+FILLED = _CONTROL + 9
+_SLOT_LINES = _CONTROL + 2 * LINE_WORDS
 _WRITER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
 CONTROL_BYTES = shared_file.whole_pages((_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8)
 
@@ -79,6 +85,12 @@ def slot_line(slot: int) -> int:
 def writer_line(writer: int) -> int:
     """Index of the first word of a writer's line."""
     return _WRITER_LINES + writer * LINE_WORDS
+
+
+def slot_lines(words: memoryview, slots: int) -> NDArray[np.uint64]:
+    """The lines of all slots, ``[slots, LINE_WORDS]``: the same memory, for looks at all of them at once."""
+    lines = np.frombuffer(words, np.uint64)[slot_line(0) : slot_line(slots)]
+    return lines.reshape(slots, LINE_WORDS)
 
 
 def last_words_at(writer: int) -> int:
@@ -142,6 +154,13 @@ class RolloutImages:
     def forget(self) -> None:
         self._images = {}
         self._views = {}
+
+
+class Lost(NamedTuple):
+    """What workers have lost to a full ring since it began: a part of its counters."""
+
+    worker_wait_s: float
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)

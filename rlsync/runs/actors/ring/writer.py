@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
+import numpy as np
 from torch import Tensor
 
 from rlsync import ConfigError, PublishError
 from rlsync.runs.actors.ring import format as fmt
 from rlsync.runs.actors.ring.format import RingHandle, RolloutImages, RolloutState
-from rlsync.seams import Layout, pauses
+from rlsync.seams import Layout, bell
 
 
 class RingWriter:
@@ -34,9 +36,11 @@ class RingWriter:
             problem = f"a living process already writes to the ring as worker {writer}"
             raise PublishError(problem, f"pid {os.getpid()}", "give each worker its own number")
         self._layout = Layout.from_json(handle.layout)
-        self._slots = range(handle.slots)
+        self._states = fmt.slot_lines(self._words, handle.slots)[:, fmt.SLOT_STATE]
         self._images = RolloutImages(self._file, self._layout, handle.slots)
         self._taken: int | None = None
+        self._freed = bell.Bell(self._words, fmt.FREED)
+        self._filled = bell.Bell(self._words, fmt.FILLED)
         self._drops = handle.when_full == "drop_newest"
         self._spare = handle.slots  # stands for memory of this process
         self._writer = writer
@@ -96,20 +100,26 @@ class RingWriter:
         self.abandon()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         waited_from = time.monotonic_ns()
-        for pause_s in pauses():
-            if self._try_take():
+        was_rung = False
+        while True:
+            heard = self._freed.read()
+            # A slot that a dead writer left is free, too. Its lock tells, which is a call of the system for each
+            # slot that is being filled: too much each time that the learner has freed another one.
+            if self._try_take(also_left=not was_rung):
                 break
             if self.learner_gone:
                 return None
             if self._drops and self._words[fmt.RUNNING]:
                 self._taken = self._spare
                 break
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
-            time.sleep(pause_s)
+            left_s = math.inf
+            if deadline is not None:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+            was_rung = self._freed.wait(heard, left_s)
             waited_from = self.count_wait(waited_from)
-        if self._taken is None:
-            return None
+        assert self._taken is not None, "it has left the loop"
         return self._images.views(self._taken)
 
     def memory_of_its_own(self) -> tuple[int, dict[str, Tensor]]:
@@ -134,6 +144,7 @@ class RingWriter:
         # Counted before the learner can take it. If this process is killed in between, the learner counts it.
         self._words[self._line + fmt.WRITER_WRITTEN] += 1
         self._file.unlock(fmt.SLOT_LOCK + self._taken)
+        self._filled.ring()
         self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
         self._taken = None
 
@@ -142,6 +153,7 @@ class RingWriter:
         if self._taken is not None and self._taken != self._spare:
             self._words[fmt.slot_line(self._taken) + fmt.SLOT_STATE] = RolloutState.FREE
             self._file.unlock(fmt.SLOT_LOCK + self._taken)
+            self._freed.ring(1)
         self._taken = None
 
     def leave_last_words(self, text: str) -> None:
@@ -157,25 +169,27 @@ class RingWriter:
             self._file.close()
         self._images.forget()
 
-    def _try_take(self) -> bool:
+    def _try_take(self, *, also_left: bool) -> bool:
+        """Take the first free slot; ``also_left``: or else one that a dead writer left."""
         if not self._words[fmt.RUNNING] or self.closing:
             return False
-        for slot in self._slots:
-            state = fmt.slot_line(slot) + fmt.SLOT_STATE
-            if not self._is_open(state) or not self._file.try_lock(
-                fmt.SLOT_LOCK + slot, exclusive=True
-            ):
+        return self._take_one(RolloutState.FREE) or (
+            also_left and self._take_one(RolloutState.WRITING)
+        )
+
+    def _take_one(self, state: RolloutState) -> bool:
+        for slot in map(int, np.flatnonzero(self._states == int(state))):
+            if not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
                 continue
             # Only under the lock the state holds: another writer may have filled the slot meanwhile.
-            if self._is_open(state):
-                self._words[state] = RolloutState.WRITING
+            at = fmt.slot_line(slot) + fmt.SLOT_STATE
+            if self._words[at] in (RolloutState.FREE, RolloutState.WRITING):
+                self._words[at] = RolloutState.WRITING
                 self._taken = slot
                 return True
             self._file.unlock(fmt.SLOT_LOCK + slot)
+            self._filled.ring()  # the learner may have found it locked
         return False
-
-    def _is_open(self, state: int) -> bool:
-        return self._words[state] in (RolloutState.FREE, RolloutState.WRITING)
 
     def count_wait(self, since_ns: int) -> int:
         """Give a sign of life, and count that this worker has waited since then; returns the time of now."""

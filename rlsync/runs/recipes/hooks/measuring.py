@@ -10,7 +10,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile, zip_longest
+from itertools import chain, compress, count, repeat, takewhile
+from operator import ne
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -203,8 +204,8 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
         so_far = Waits(time.monotonic() - self._started_s, self._learner_wait_s)
         if self._trainer is None or not isinstance(self._trainer.collector, RolloutCollector):
             return so_far
-        ring = self._trainer.collector.counters()
-        return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
+        lost = self._trainer.collector.lost()
+        return so_far._replace(workers_s=lost.worker_wait_s, dropped=lost.dropped)
 
     def now(self) -> RunStatistics:
         counted = self.sync.counters()
@@ -326,10 +327,9 @@ class StatisticsHook(misuse.RegistersItself, InSummary):
         if self._adopted == before:
             return
         now_s = time.time()
-        for worker, (version, old) in enumerate(zip_longest(self._adopted, before)):
-            published_s = None
-            if version != old:
-                published_s = self._published_s.get(version)
+        has_adopted = map(ne, self._adopted, chain(before, repeat(0)))
+        for worker in compress(count(), has_adopted):
+            published_s = self._published_s.get(self._adopted[worker])
             if published_s is not None:
                 began_s = now_s - transport.age_s(worker)
                 self._adoption_ms.append(max(0.0, began_s - published_s) * 1e3)

@@ -150,6 +150,8 @@ class ImpalaLoss(LossModule):
     def _scored(self, batch: TensorDictBase) -> _Scored:
         """What the network says of the unroll now, beside what the workers recorded."""
         index = final_index(batch)
+        if torch.is_grad_enabled():
+            self.actor_network.follow(batch.get(keys.OBSERVATION))
         unrolled = unrolled_by(self.actor_network, batch, index)
         params = unrolled.params[:-1]
         log_prob, entropy = self.actor_network.head.score(params, batch.get(keys.ACTION))

@@ -82,8 +82,8 @@ class ImpalaNet(nn.Module):
         lstm: units of the LSTM; 0 for none.
         last_action, last_reward: whether these are inputs, after the torso; rewards are clipped to [-1, 1].
         channels_last: whether convolutions run channels-last.
-        normalize: whether pixels lose their running mean, and are divided by their running deviation, of each
-            of their numbers alone. ``forward`` takes what it sees into account if gradients are enabled.
+        clip: where normalised pixels are cut: each number of them loses its mean, and is divided by its
+            deviation, in all observations that :meth:`follow` saw. None: they are not normalised.
         bfloat16: whether the torso runs under autocast; LSTM and heads keep the precision of their weights.
         torso_threads: threads that share the torso's passes over unrolls, forward and backward, on a CPU;
             ``step`` runs in one.
@@ -116,7 +116,7 @@ class ImpalaNet(nn.Module):
         last_action: bool = False,
         last_reward: bool = False,
         channels_last: bool = False,
-        normalize: bool = False,
+        clip: float | None = None,
         bfloat16: bool = False,
         torso_threads: int = 1,
     ) -> None:
@@ -138,7 +138,7 @@ class ImpalaNet(nn.Module):
         self.torso_threads = torso_threads
         self.pixels: Pixels | None = None
         features = self._make_torso(
-            torso, hidden, numbers=numbers, channels_last=channels_last, normalize=normalize
+            torso, hidden, numbers=numbers, channels_last=channels_last, clip=clip
         )
 
         # Between torso and outputs: the last action and reward, and an LSTM.
@@ -156,7 +156,7 @@ class ImpalaNet(nn.Module):
         *,
         numbers: Sequence[int],
         channels_last: bool,
-        normalize: bool,
+        clip: float | None,
     ) -> int:
         """Make what sees the observations; returns how many features it has."""
         observations = self.observations
@@ -164,14 +164,12 @@ class ImpalaNet(nn.Module):
         if name == "auto":
             name = torso_for(pictures[0].shape) if pictures else "mlp"
         widths = HIDDEN.get(name, ()) if hidden is None else tuple(hidden)
-        if normalize and name == "mlp":
-            raise ConfigError(
-                "only pixels are normalised", "normalize", "leave it false for vectors"
-            )
+        if clip is not None and name == "mlp":
+            raise ConfigError("only pixels are normalised", "clip", "leave it None for vectors")
         if len(observations.parts) == 1:
             self.torso: nn.Module = make_torso(name, self.observation_shape, widths)
             if name != "mlp":
-                self.pixels = Pixels(self.observation_shape, normalize, channels_last)
+                self.pixels = Pixels(self.observation_shape, clip, channels_last)
             return widths[-1]
         if pictures:
             self.torso = Encoder(
@@ -180,7 +178,7 @@ class ImpalaNet(nn.Module):
                 hidden=widths,
                 numbers=numbers,
                 channels_last=channels_last,
-                normalize=normalize,
+                clip=clip,
             )
             return self.torso.features
         encoder = Encoder(observations)
@@ -297,8 +295,6 @@ class ImpalaNet(nn.Module):
         Raises:
             ConfigError: the network takes a last action or reward, and none is given.
         """
-        if torch.is_grad_enabled():
-            self._follow(observation)
         features = self._features(observation.flatten(0, 1)).unflatten(0, is_init.shape)
         states = None
         with _no_autocast(features):
@@ -311,6 +307,17 @@ class ImpalaNet(nn.Module):
         if finals is not None:
             final_value = self._final_value(finals, states)
         return Unrolled(params, value, final_value)
+
+    def follow(self, observation: Tensor) -> None:
+        """Take unrolls into account, where pictures are normalised by what was seen.
+
+        Args:
+            observation: ``[S, B, *observation_shape]``.
+        """
+        if self.pixels is not None and self.pixels.normalizes:
+            self.pixels.follow(observation)
+        elif isinstance(self.torso, Encoder):
+            self.torso.follow(observation)
 
     @torch.no_grad()
     def _final_value(self, finals: Finals, states: Tensor | None) -> Tensor:
@@ -329,14 +336,6 @@ class ImpalaNet(nn.Module):
             return self._features_here(observation)
         parameters = [p for p in self.torso.parameters() if p.requires_grad]
         return split_pass(self._features_here, parameters, observation, self.torso_threads)
-
-    @torch.no_grad()
-    def _follow(self, observation: Tensor) -> None:
-        """Take unrolls of observations into account, where pictures are normalised by what was seen."""
-        if self.pixels is not None and self.pixels.normalize:
-            self.pixels.follow(observation)
-        elif isinstance(self.torso, Encoder):
-            self.torso.follow(observation)
 
     def _features_here(self, observation: Tensor) -> Tensor:
         if self.pixels is not None:

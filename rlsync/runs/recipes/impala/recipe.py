@@ -30,6 +30,9 @@ from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.seams import shared_file
 
+#: The largest distance from 0 of a normalised pixel.
+_CLIP = 5.0
+
 
 def build(run: Run[ImpalaConfig]) -> Trainer:
     recipe = run.recipe
@@ -73,8 +76,15 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
 
 
 def make_network(recipe: ImpalaConfig, spaces: parts.Spaces) -> ImpalaNet:
-    options = vars(recipe.model) | {"bfloat16": recipe.update_dtype == BFLOAT16}
-    return ImpalaNet(spaces.observations, head_for(spaces.player_actions()), **options)
+    options = dict(vars(recipe.model))
+    normalizes = options.pop("normalize")
+    return ImpalaNet(
+        spaces.observations,
+        head_for(spaces.player_actions()),
+        clip=_CLIP if normalizes else None,
+        bfloat16=recipe.update_dtype == BFLOAT16,
+        **options,
+    )
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:

@@ -123,7 +123,9 @@ class ModelConfig:
     """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``."""
 
     #: mlp for vectors; nature (as in DQN) or impala (residual) for pixels. auto chooses mlp or nature.
-    torso: str = bounds.one_of("auto", "mlp", "nature", "impala")
+    torso: str = bounds.one_of(
+        "auto", "mlp", "nature", "impala", of_0_1={"shallow": "nature", "deep": "impala"}
+    )
     #: Widths of the torso's dense layers. null: [64, 64] for mlp, [512] for nature, [256] for impala.
     hidden: list[int] | None = field(default=None, metadata=bounds.WIDTHS)
     #: Units of the LSTM; 0: no LSTM.

@@ -19,6 +19,7 @@ from rlsync.runs.evaluation.checkpoint import Component
 from rlsync.runs.recipes.hooks.steering import KeepPace
 from rlsync.runs.recipes.networks import Sight, mlp
 from rlsync.runs.recipes.normalize import Normalize
+from rlsync.runs.recipes.replay.frames import Frames
 from rlsync.runs.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
 from rlsync.runs.recipes.replay.row_segments import RowSegments
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig, OffPolicyConfig, ReplayConfig
@@ -33,6 +34,26 @@ def replay_buffer(run: Run[ReplayConfig], sampler: Sampler) -> RowBuffer:
     recipe = run.recipe
     storage = LazyTensorStorage(recipe.buffer_frames, device=run.device)
     return RowBuffer(storage=storage, sampler=sampler, batch_size=recipe.frames_in_an_update())
+
+
+def step_memory(run: Run[OffPolicyConfig], *, squared_errors: bool = True) -> StepMemory:
+    """The memory that the config describes, with frames of their own where observations are pictures."""
+    recipe = run.recipe
+    sampler: Sampler = RandomSampler()
+    if recipe.prioritized:
+        sampler = PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
+    frames = None
+    picture = run.spaces.picture
+    if picture is not None:
+        stack = run.config.env.frames_shown(picture[0])
+        frames = Frames(recipe.buffer_frames, stack, picture, run.device)
+    return StepMemory(
+        replay_buffer(run, sampler),
+        recipe.gamma,
+        recipe.n_step,
+        frames=frames,
+        squared_errors=squared_errors,
+    )
 
 
 def paced_trainer(
@@ -58,7 +79,7 @@ def paced_trainer(
         optim_steps_per_batch=0,  # the pace sets it
     )
     if recipe.buffer_checkpointed:
-        memory.buffer.storage.checkpointer = RowSegments(memory.buffer)
+        memory.buffer.storage.checkpointer = RowSegments(memory.buffer, memory.frames)
     elif trainer.checkpoint is not None:
         trainers.replace_component(trainer.checkpoint, "replay_buffer", Component())
     memory.register(trainer)
@@ -83,17 +104,12 @@ def make_trainer(
 ) -> Trainer:
     """A :func:`paced_trainer` of a :class:`StepMemory`. Call ``register_with_evaluations`` last."""
     recipe = run.recipe
-    prioritized = None
-    if recipe.prioritized:
-        prioritized = PrioritizedRows(
-            recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta
-        )
-    buffer = replay_buffer(run, prioritized or RandomSampler())
-    memory = StepMemory(buffer, recipe.gamma, recipe.n_step, squared_errors=squared_errors)
+    memory = step_memory(run, squared_errors=squared_errors)
     trainer = paced_trainer(
         run, collector, loss, memory, optimizer=optimizer, stepper=stepper, target=target
     )
-    if prioritized is not None:
+    prioritized = memory.buffer.sampler
+    if isinstance(prioritized, PrioritizedRows):
         memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, run.spaces.observations).register(trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -14,7 +15,8 @@ from torchrl.data.replay_buffers import Storage
 from torchrl.trainers import Trainer
 
 from rlsync import NotFinite
-from rlsync.runs.compat.replay import OwnSampler, RowBuffer, keep_common
+from rlsync.runs.compat.replay import OwnSampler, RowBuffer, keep_common, next_row
+from rlsync.runs.recipes.replay.frames import FIRST_FRAME, Frames
 from rlsync.seams import trainers
 
 _ENDS = ("done", "terminated", "truncated")  #: what says that an episode is over after a step
@@ -35,10 +37,14 @@ def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDi
 
 
 class Memory(trainers.Reader, ABC):
-    """Stores every batch, also those of the prefill, and draws what each optimizer step learns from."""
+    """Stores every batch, also those of the prefill, and draws what each optimizer step learns from.
 
-    def __init__(self, buffer: RowBuffer) -> None:
+    With ``frames`` rows have the numbers of the pictures that they show, and what is drawn has the pictures.
+    """
+
+    def __init__(self, buffer: RowBuffer, frames: Frames | None = None) -> None:
         self.buffer = buffer
+        self.frames = frames
         self._stores = False  # whether it has stored a batch
         self._kept: list[NestedKey] | None = None  # what is stored of each row; None: all
 
@@ -53,15 +59,43 @@ class Memory(trainers.Reader, ABC):
         If rows that were loaded have other entries, of all rows those are kept that both have: an earlier
         rlsync stored what no update reads.
         """
-        rows = self.rows(batch)
+        storage = self.buffer.storage
+        self._look_at_loaded()
+        rows = batch
+        if self.frames is not None:
+            rows = self.frames.stored(batch, self._first_frame_after(batch.numel()))
+        rows = self.rows(rows)
         if not self._stores:
             self._stores = True
-            self._kept = keep_common(self.buffer.storage, rows)
+            self._kept = keep_common(storage, rows)
         self.buffer.store(rows if self._kept is None else rows.select(*self._kept))
         return batch
 
     def draw(self, batch: Any) -> TensorDictBase:
-        return self.buffer.sample()
+        self._look_at_loaded()
+        drawn: TensorDictBase = self.buffer.sample()
+        if self.frames is not None:
+            drawn = self.frames.shown(drawn)
+        return drawn
+
+    def _look_at_loaded(self) -> None:
+        """Go on without frames if a checkpoint of an earlier rlsync has brought rows with whole pictures."""
+        storage = self.buffer.storage
+        if self._stores or self.frames is None or not len(storage):
+            return
+        if not self.frames.are_read_by(storage):
+            self.frames = None
+
+    def _first_frame_after(self, count: int) -> int:
+        """The lowest number of a frame that rows have which are left when so many more are stored."""
+        storage = self.buffer.storage
+        capacity = storage.max_size
+        if not len(storage) or count >= capacity:
+            return sys.maxsize
+        oldest = 0
+        if len(storage) + count > capacity:
+            oldest = (next_row(self.buffer) + count) % capacity
+        return int(storage.get(slice(oldest, oldest + 1))[FIRST_FRAME])
 
     @abstractmethod
     def rows(self, batch: TensorDictBase) -> TensorDictBase:
@@ -72,9 +106,15 @@ class StepMemory(Memory):
     """A memory of single steps with returns of ``n_step``; with ``squared_errors`` a loss writes squares."""
 
     def __init__(
-        self, buffer: RowBuffer, gamma: float, n_step: int = 1, *, squared_errors: bool = True
+        self,
+        buffer: RowBuffer,
+        gamma: float,
+        n_step: int = 1,
+        *,
+        frames: Frames | None = None,
+        squared_errors: bool = True,
     ) -> None:
-        super().__init__(buffer)
+        super().__init__(buffer, frames)
         self._gamma = gamma
         self._n_step = n_step
         self._squared_errors = squared_errors
