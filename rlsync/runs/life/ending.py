@@ -44,7 +44,9 @@ class Ending:
 
     @classmethod
     @contextmanager
-    def of(cls, run_dir: Path, began_s: float | None = None) -> Iterator[Ending]:
+    def of(
+        cls, run_dir: Path, interrupts: Interrupts, began_s: float | None = None
+    ) -> Iterator[Ending]:
         """Inside, a run goes on in this folder; whatever ends it is written there.
 
         ``began_s``: when its first life in this process began, on the monotonic clock; None: now.
@@ -52,7 +54,8 @@ class Ending:
         begin(run_dir)
         ending = cls(run_dir, time.monotonic() if began_s is None else began_s)
         try:
-            yield ending
+            with interrupts.raised():
+                yield ending
         except BaseException as error:
             ending._written(error)
             raise
@@ -157,6 +160,7 @@ class Interrupts:
         self._is_called = False  # whether a program called this run, and lives on after it
         self.abandoned = False  #: whether a second Ctrl-C came to such a program
         self._raises = False  # whether the next SIGINT is a KeyboardInterrupt
+        self._in_run = False  # and whether the main thread is where it may be raised
         self._others: set[int | None] = (
             set()
         )  # the processes that such a program had started before
@@ -219,6 +223,23 @@ class Interrupts:
                 signal.raise_signal(number)
 
     @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Inside, and nowhere else, a second Ctrl-C is a KeyboardInterrupt if a program called this run.
+
+        So it interrupts neither what is written at the end nor what gives the signals back. What the run
+        raises because its processes have been ended becomes one, too.
+        """
+        self._in_run = True
+        try:
+            yield
+        except Exception as error:
+            if self.abandoned:
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            self._in_run = False
+
+    @contextmanager
     def held(self) -> Iterator[None]:
         """Processes started inside never receive these signals: they inherit what this thread blocks.
 
@@ -234,7 +255,7 @@ class Interrupts:
 
     def _handle(self, number: int, frame: object) -> None:
         """Python calls this in the main thread; :meth:`_watch` hears of the signal by itself."""
-        if self._raises and number == signal.SIGINT:
+        if self._raises and self._in_run and number == signal.SIGINT:
             self._raises = False
             raise KeyboardInterrupt
 

@@ -134,7 +134,7 @@ def train_population(job: Job, parent: Connection | None = None, *, is_called: b
         with (
             output_read(run_dir),
             Interrupts.caught(parent, is_called=is_called) as interrupts,
-            Ending.of(run_dir) as ending,
+            Ending.of(run_dir, interrupts) as ending,
         ):
             agents: dict[int, BaseProcess] = {}
             pipes: list[Connection] = []

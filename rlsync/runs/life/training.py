@@ -101,7 +101,11 @@ def _live(
 ) -> int | None:
     """One life of a run: its exit status, or None if the run goes on with another one."""
     # Inside, for what ended.json says; outside, because it may not be possible to write that.
-    with output_read(run_dir), Ending.of(run_dir, began_s) as ending, output_read(run_dir):
+    with (
+        output_read(run_dir),
+        Ending.of(run_dir, interrupts, began_s) as ending,
+        output_read(run_dir),
+    ):
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):

@@ -22,7 +22,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import WorkerLost
 from rlsync.runs.cli.main import main
-from rlsync.runs.life.ending import SIGNALS, Interrupts, end_children
+from rlsync.runs.life.ending import SIGNALS, Ending, Interrupts, end_children
 from rlsync.runs.life.output import EXIT_UNREAD
 from rlsync.runs.life.state import Ended, begin, ended, learner_in, status_of
 from rlsync.runs.life.training import shut_down
@@ -171,6 +171,39 @@ def test_whoever_kills_all_leaves_it_to_the_thread_that_started_a_process_to_hea
     assert (end.si_code, end.si_status) == (os.CLD_KILLED, signal.SIGKILL)
     process.join()
     process.close()
+
+
+@pytest.mark.processes
+def test_a_second_ctrl_c_does_not_interrupt_what_is_written_of_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Ended.write
+
+    def write_slowly(end: Ended, folder: Path) -> None:
+        time.sleep(0.5)
+        write(end, folder)
+
+    monkeypatch.setattr(Ended, "write", write_slowly)
+    before = signal.getsignal(signal.SIGINT)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+
+    def run() -> None:
+        with Interrupts.caught(is_called=True) as interrupts, Ending.of(tmp_path, interrupts):
+            worker.start()
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            while not interrupts.abandoned:
+                pass
+            raise WorkerLost("worker 0 was killed", "here", "none")  # the run hears of it before the Ctrl-C
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    end = ended(tmp_path)
+    assert end is not None
+    assert (end.how, end.error) == ("interrupted", "")
+    assert signal.getsignal(signal.SIGINT) is before
+    worker.join(60)
+    assert worker.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["says", "dies"])
