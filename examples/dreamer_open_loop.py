@@ -8,7 +8,8 @@ there first, with the keys of ``rlsync train`` that follow. The world model sees
 
 The script prints the error of each imagined step, in units of the observations' spread, beside the error of
 saying that nothing changes. It writes one sequence into the folder: ``open_loop.csv``, or where observations
-are pictures ``open_loop.png``, the real ones above the imagined ones.
+are pictures ``open_loop.png``, the real ones above the imagined ones. Of pictures beside other parts it shows
+nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ def imagined(loss: LossModule, rows: TensorDictBase) -> Tensor:
     world_model = loss.model_loss.world_model
     modules = [part for part in world_model.modules() if isinstance(part, TensorDictModuleBase)]
     (rollout,) = [part for part in modules if isinstance(part, RSSMRollout | RSSMRolloutV3)]
-    (decoder,) = [part for part in modules if list(part.out_keys) == [("next", "reco_pixels")]]
+    decoders = [part for part in modules if list(part.out_keys) == [("next", "reco_pixels")]]
+    if not decoders:
+        sys.exit("the run observes pictures beside other parts, and this shows one thing alone")
+    (decoder,) = decoders
     prior = rollout.rssm_prior.module
 
     # The posterior makes state and belief of what is observed; a sequence begins with zeros, as an episode.

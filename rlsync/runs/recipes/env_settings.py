@@ -266,7 +266,7 @@ class RenderedConfig(EnvConfig):
     kind: ClassVar[str] = "rendered"
     #: The id of the environment in gymnasium. You must give it.
     id: str = ""
-    #: Size of the pictures that are seen, in pixels. dreamer_v3 needs multiples of 16.
+    #: Size of the pictures that are seen, in pixels.
     img_height: int = above_zero(_ANY_PICTURE.img_height)
     img_width: int = above_zero(_ANY_PICTURE.img_width)
     #: The part of the rendering that is seen, as [top,bottom,left,right] in pixels of the rendering; []: all

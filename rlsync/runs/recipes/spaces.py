@@ -128,33 +128,27 @@ class Takes:
     # a choice of n; numbers with finite bounds; either of the two, or several choices at once
     actions: Literal["discrete", "box", "any"]
     examples: str  # ids of some of them, for the cure of an error
-    # whether an observation may be a picture, or may have pictures among its parts, too
-    pictures: Literal["no", "alone", "any"] = "no"
+    pictures: bool = False  # whether an observation may be a picture, or have some among its parts
     # whether numbers of an action may lack bounds: a policy that draws them from a normal distribution
     unbounded: bool = False
     masks: bool = False  # whether it can leave out the actions that a mask forbids
 
     def __str__(self) -> str:
-        observations = {
-            "no": "an observation without pictures",
-            "alone": "an observation that is one picture, or has none",
-            "any": "any observation",
-        }
+        observation = "any observation" if self.pictures else "an observation without pictures"
         bounds = "" if self.unbounded else "bounded "
         actions = {
             "discrete": "one discrete action",
             "box": f"{bounds}continuous actions",
             "any": f"discrete actions, one or several at once, or {bounds}continuous ones",
         }
-        return f"{observations[self.pictures]} and {actions[self.actions]}"
+        return f"{observation} and {actions[self.actions]}"
 
     def cells(self) -> dict[str, str]:
         """A row of the table of recipes: what it takes, by kind; empty where it takes none."""
-        pictures = {"no": "", "alone": "alone", "any": "yes"}
         box = "yes" if self.unbounded else "bounded"
         return {
             "vectors, choices, Dict": "yes",
-            "pictures": pictures[self.pictures],
+            "pictures": "yes" if self.pictures else "",
             "Discrete": "" if self.actions == "box" else "yes",
             "Box": "" if self.actions == "discrete" else box,
             "several choices": "yes" if self.actions == "any" else "",
@@ -169,10 +163,8 @@ class Takes:
         envs.close()
         observations = envs.observations
         actions = envs.actions
-        if self.pictures == "no" and observations.pictures:
+        if observations.pictures and not self.pictures:
             raise self._refused(config.name, "it gives pixels")
-        if self.pictures == "alone" and observations.pictures and not observations.are_pictures:
-            raise _mixed(config.name, observations)
         why = self._why_not(actions)
         if why is not None:
             raise self._refused(config.name, why)
@@ -218,37 +210,28 @@ class Takes:
         return ConfigError(f"this recipe cannot learn {name!r}: {why}", "env.id", cure)
 
 
-def _mixed(name: str, observations: Observations) -> ConfigError:
-    """The refusal of pictures beside other parts."""
-    parts = ", ".join(part.name for part in observations.parts)
-    problem = f"this recipe cannot learn {name!r}: it gives pixels beside other parts: {parts}"
-    filters = "env.wrappers=[{name: gymnasium.wrappers.FilterObservation, filter_keys: [PART]}]"
-    cure = f"see one part alone: {filters}; or give env.pictures=false: pixels are numbers then"
-    return ConfigError(problem, "env.wrappers and env.pictures", cure)
-
-
 #: What recipes take that are written after DQN's example.
 DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
 
 #: What DQN takes.
-CHOICES = replace(DISCRETE, pictures="any", masks=True)
+CHOICES = replace(DISCRETE, pictures=True, masks=True)
 
 #: What recipes take that are written after SAC's example.
 BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")
 
-NUMBERS = replace(BOX, pictures="any")  #: what SAC, TD3 and CrossQ take
+NUMBERS = replace(BOX, pictures=True)  #: what SAC, TD3 and CrossQ take
 
 #: what PPO takes
 ON_POLICY = Takes(
     "any",
     "CartPole-v1, Pendulum-v1 or HalfCheetah-v5",
-    pictures="any",
+    pictures=True,
     unbounded=True,
     masks=True,
 )
 
 #: what dreamer_v3 takes
-ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures="alone")
+ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)
 
 
 #: The spaces of an environment with a flat observation and discrete actions; ConfigError if it has others.

@@ -25,6 +25,7 @@ from rlsync.runs.recipes.dreamer.player import WorldModelPlayer
 from rlsync.runs.recipes.env_settings import EnvConfig
 from rlsync.runs.recipes.spaces import DISCRETE, Spaces
 from tests.runs.actors.test_unroll_collector import CARTPOLE, collecting
+from tests.tools.parts.space_envs import SEVERAL_PARTS, rows_of
 
 ENVS, STEPS = 3, 7
 V1 = DreamerV1Config(cells=16, belief=16, state=4)
@@ -35,6 +36,7 @@ SPACES = {
     "v3 several choices": Spaces(like((5,)), 5, MultiCategorical((2, 3))),
     "v3 numbers": Spaces(like((5,)), 2, Bounded(-2.0, 3.0, (2,))),
     "v3 pictures": Spaces(like((3, 16, 16)), 3, OneHot(3)),
+    "v3 several parts": Spaces(SEVERAL_PARTS, 3, OneHot(3)),
 }
 every_kind = pytest.mark.parametrize("kind", SPACES)
 choices = pytest.mark.parametrize("on_adoption", ["keep", "reset", "recompute"])
@@ -74,9 +76,7 @@ def player_of(
 
 
 def observed(kind: str, seed: int, count: int = ENVS) -> Tensor:
-    spaces = SPACES[kind]
-    seen = torch.randn(count, *spaces.observation_shape, generator=Generator().manual_seed(seed))
-    return (50 * seen).to(torch.uint8) if spaces.picture else seen
+    return rows_of(SPACES[kind].observations, count, seed=seed)
 
 
 def played(

@@ -50,9 +50,17 @@ RECIPES = {
     "laser": ("recipe=laser", *UNROLLS, "recipe.replay.min_steps=500"),
     "dqn": ("recipe=dqn", *REPLAY, "recipe.epsilon_frames=2000"),
     "sac": ("recipe=sac", *REPLAY, NORMALIZED, "recipe.lr=0.003", "recipe.batch_size=64"),
+    "dreamer_v3": (
+        "recipe=dreamer_v3",
+        "recipe.batch_size=8",
+        "recipe.sequence_length=16",
+        "recipe.horizon=4",
+        "recipe.pace.prefill=512",
+        "collector.frames_per_batch=64",
+    ),
 }
 #: Of pictures, so that no encoder is larger than it must be.
-SMALL = "recipe.model.hidden=[32]"
+SMALL = {"dreamer_v3": "recipe.channels=2"}
 
 
 def told(actions: str) -> tuple[str, ...]:
@@ -88,6 +96,7 @@ CASES = [
             ("dqn", "numbers", 6400, 6.0),
             ("dqn", "picture and mask", 6400, 6.0),
             ("sac", "numbers for a picture", 1600, -9.0),
+            ("dreamer_v3", "picture and numbers", 4000, 5.0),
         ]
     ),
 ]
@@ -108,7 +117,7 @@ def test_a_run_learns_in_such_spaces_and_all_that_can_be_done_with_a_run_can_be_
     """``enough`` is a mean return that a player which does not look comes nowhere near to."""
     words = (*RECIPES[recipe], *SPACES[space], *COMMON)
     if "picture" in space:
-        words = (*words, SMALL)
+        words = (*words, SMALL.get(recipe, "recipe.model.hidden=[32]"))
     rlsync(tmp_path, "train", *words, "run_dir=run", f"recipe.total_frames={frames // 2}")
     rlsync(tmp_path, "train", *words, "run_dir=run", f"recipe.total_frames={frames}", "resume=run")
     statistics = statistics_in(tmp_path / "run")

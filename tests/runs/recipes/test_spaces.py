@@ -234,17 +234,8 @@ def test_a_recipe_of_vectors_says_that_an_environment_gives_pixels() -> None:
         recipe_named("dreamer_v1").probe(spaced(Box(0, 255, (64, 64, 3), np.uint8), Box(-1, 1, (1,))))
 
 
-def test_what_dreamer_cannot_see_is_refused_with_a_cure_that_it_takes() -> None:
+def test_a_recipe_that_cannot_leave_out_actions_refuses_a_mask_with_a_cure_that_it_takes() -> None:
     dreamer = recipe_named("dreamer_v3")
-    mixed = spaced(Dict(camera=Box(0, 255, (64, 64, 3), np.uint8), speed=Box(-1, 1, (2,))))
-    with pytest.raises(ConfigError, match="it gives pixels beside other parts: speed, camera") as error:
-        dreamer.probe(mixed)
-    assert "FilterObservation" in error.value.cure
-    assert "env.pictures=false" in error.value.cure
-    camera = {"name": "gymnasium.wrappers.FilterObservation", "filter_keys": ["camera"]}
-    assert dreamer.probe(replace(mixed, wrappers=[camera])).observations.are_pictures
-    assert not dreamer.probe(replace(mixed, pictures=False)).observations.pictures
-
     masked = spaced(Dict(speed=Box(-1, 1, (2,)), action_mask=MultiBinary(2)))
     with pytest.raises(ConfigError, match="cannot leave out actions") as error:
         dreamer.probe(masked)

@@ -6,8 +6,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from torch import Tensor
 
+from rlsync.runs.actors.envs.observations import Observations, observations_of
 from rlsync.runs.recipes.env_settings import EnvConfig
 
 ID = "rlsync-tests/Spaced-v0"
@@ -48,6 +51,22 @@ def spaced(observation: Space[Any] | None = None, action: Space[Any] | None = No
     """The settings of such an environment; without spaces it has two numbers to observe and two actions."""
     spaces = {"observation": observation, "action": action}
     return EnvConfig(ID, kwargs={name: space for name, space in spaces.items() if space is not None})
+
+
+#: Numbers, a choice and a picture that is no multiple of 16 high.
+SEVERAL_PARTS = observations_of(
+    Dict(camera=Box(0, 255, (18, 16, 3), np.uint8), speed=Box(-1, 1, (2,)), gear=Discrete(3)), "several parts"
+)
+
+
+def rows_of(observations: Observations, *lead: int, seed: int) -> Tensor:
+    """Observations ``[*lead, *shape]`` of normally distributed numbers and of pictures."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = {}
+    for part in observations.parts:
+        numbers = torch.randn(*lead, *part.shape, generator=generator)
+        parts[part.name] = (50 * numbers).to(torch.uint8) if part.kind == "picture" else numbers
+    return observations.join(parts)
 
 
 HINTED = f"{__name__}:Hinted-v0"

@@ -9,9 +9,7 @@ from typing import ClassVar
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.recipes import bounds
 from rlsync.runs.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
-from rlsync.runs.recipes.settings import AtariConfig, Config, RenderedConfig
-
-SHRINKS_BY = 16  #: the image encoder of DreamerV3 makes a picture smaller by this factor
+from rlsync.runs.recipes.settings import Config
 
 _SIZES = "the checkpoint has networks of that size"
 
@@ -104,8 +102,8 @@ class DreamerV3Config(DreamerConfig):
     categoricals: int = bounds.kept(bounds.above_zero(8), _SIZES)
     #: ... each one of so many classes.
     classes: int = bounds.kept(bounds.above_zero(8), _SIZES)
-    #: Only for observations that are pictures (env=rendered): the four layers of the image encoder have 2, 3,
-    #: 4 and 4 times as many channels, and those of the decoder, too.
+    #: Only for pictures: the four layers of the image encoder have 2, 3, 4 and 4 times as many channels, and
+    #: those of the decoder, too.
     channels: int = bounds.kept(bounds.above_zero(8), _SIZES)
     #: Share of a uniform distribution in what is drawn, so that nothing becomes impossible.
     unimix: float = bounds.fraction(0.01)
@@ -123,13 +121,6 @@ class DreamerV3Config(DreamerConfig):
         if self.gamma == 1:
             problem = "dreamer_v3 imagines 1 / (1 - gamma) steps ahead, which a discount of 1 makes infinite"
             yield ConfigError(problem, "recipe.gamma", "give less than 1, like 0.997")
-        env = config.env
-        if not isinstance(env, AtariConfig | RenderedConfig):
-            return
-        if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
-            problem = f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times"
-            cure = f"give multiples of {SHRINKS_BY}, like 64"
-            yield ConfigError(problem, "env.img_height, env.img_width", cure)
 
 
 @dataclass

@@ -89,9 +89,8 @@ class WorldModelPlayer(Player):
         super().__init__(
             {POLICY: network},
             spaces.player_actions(),
-            spaces.observation_shape,
-            spaces.observation_dtype,
-            records,
+            spaces.observations,
+            records=records,
         )
         self.head = head_for(self.actions)
         acting: Any = network.player.module
@@ -170,12 +169,12 @@ class WorldModelPlayer(Player):
             made_by = state[ledger.STATE_VERSION].masked_fill(is_init, ledger.NO_VERSION)
             begins = made_by == ledger.NO_VERSION
 
-        # Not len(observation): torch.export would take the number of environments for a constant.
-        shape = (observation.shape[0], *self._noise)
+        # Not len(is_init): torch.export would take the number of environments for a constant.
+        shape = (is_init.shape[0], *self._noise)
         if torch.compiler.is_exporting():
-            noise = self.draws(shape, device=observation.device)
+            noise = self.draws(shape, device=is_init.device)
         else:
-            noise = self.draws(shape, device=observation.device, generator=generator)
+            noise = self.draws(shape, device=is_init.device, generator=generator)
         latent, belief = self._seen(observation, state, begins, noise)
         action = self.chosen(latent, belief, generator)
 

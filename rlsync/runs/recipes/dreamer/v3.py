@@ -6,6 +6,7 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 
 from rlsync.runs.actors.devices import CPU
 from rlsync.runs.actors.envs.actions import BoxActions
+from rlsync.runs.actors.envs.observations import Observations
 from rlsync.runs.actors.player import State
 from rlsync.runs.compat.dreamer import ScaledPrior
 from rlsync.runs.recipes import parts, pure
@@ -92,6 +94,56 @@ class SymexpMLP(modules.DreamerV3MLP):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return modules.symexp(super().forward(*inputs))
+
+
+class PictureDecoder(modules.DreamerV3ImageDecoder):
+    """TorchRL's decoder, which says a multiple of 16 rows and columns; those that are too many are left out."""
+
+    def __init__(self, features: int, picture: Sequence[int], channels: int) -> None:
+        count, *size = picture
+        whole = [16 * math.ceil(each / 16) for each in size]
+        super().__init__(features, (count, *whole), channels, num_blocks=1)
+        self._rows, self._columns = size
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        whole: Tensor = super().forward(*inputs)
+        return whole[..., : self._rows, : self._columns]
+
+
+class PartsEncoder(nn.Module):
+    """What encoders make of the parts of observations, joined: of all numbers, and of each picture."""
+
+    def __init__(self, observations: Observations, encoders: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self._observations = observations
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        parts = compared(self._observations, rows)
+        return torch.cat([net(part) for net, part in zip(self.encoders, parts, strict=True)], -1)
+
+
+class PartsDecoder(nn.Module):
+    """What decoders say of each part of observations, and behind all that the parts themselves."""
+
+    def __init__(self, observations: Observations, decoders: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self._observations = observations
+        self.decoders = nn.ModuleList(decoders)
+
+    def forward(self, state: Tensor, belief: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        recos = [net(state, belief) for net in self.decoders]
+        return (*recos, *compared(self._observations, rows))
+
+
+def compared(observations: Observations, rows: Tensor) -> list[Tensor]:
+    """All numbers of observations together, and each picture: what a model of the world says again."""
+    parts = observations.split(rows)
+    numbers = [parts[part.name] for part in observations.parts if part.kind == "numbers"]
+    pictures = [parts[part.name] for part in observations.pictures]
+    if not numbers:
+        return pictures
+    return [torch.cat(numbers, -1), *pictures]
 
 
 class ChoosingMLP(modules.DreamerV3MLP):
@@ -240,6 +292,18 @@ def make_model_loss(
     networks: Networks, recipe: DreamerV3Config, spaces: Spaces
 ) -> DreamerV3ModelLoss:
     """The loss of the world model: of decoder, rewards and ends, and of prior and posterior, each way."""
+    decoder = networks.decoder
+    decoders = [decoder]
+    reads = REPLAYED
+    goals = ["observation"]
+    recos = ["reco_pixels"]
+    writes = recos
+    if isinstance(decoder, PartsDecoder):
+        decoders = [*decoder.decoders]
+        reads = [*REPLAYED, ("next", "observation")]
+        goals = [f"part_{number}" for number in range(len(decoders))]
+        recos = [f"reco_{goal}" for goal in goals]
+        writes = [*recos, *goals]
     world_model = TensorDictSequential(
         TensorDictModule(
             networks.encoder, [("next", "observation")], [("next", "encoded_latents")]
@@ -256,7 +320,7 @@ def make_model_loss(
                 [("next", "posterior_logits"), ("next", "state")],
             ),
         ),
-        TensorDictModule(networks.decoder, REPLAYED, [("next", "reco_pixels")]),
+        TensorDictModule(decoder, reads, [("next", key) for key in writes]),
         TensorDictModule(networks.reward, REPLAYED, [("next", "reward_logits")]),
         TensorDictModule(networks.mean, [("next", "reward_logits")], [("next", "reward")]),
         TensorDictModule(networks.ends, REPLAYED, [("next", "continue_pred")]),
@@ -269,9 +333,10 @@ def make_model_loss(
         free_bits=recipe.free_nats,
         num_reward_bins=recipe.bins,
         detach_output=False,
-        reco_symlog=spaces.picture is None,  # pixels are compared as they are, from 0 to 1
+        # pixels are compared as they are, from 0 to 1
+        reco_symlog=[isinstance(each, SymexpMLP) for each in decoders],
     )
-    model_loss.set_keys(pixels="observation")
+    model_loss.set_keys(pixels=goals, reco_pixels=recos)
     return model_loss
 
 
@@ -345,13 +410,22 @@ def make_eyes(
     recipe: DreamerV3Config, spaces: Spaces, features: int
 ) -> tuple[nn.Module, int, nn.Module]:
     """Encoder, width of its output, decoder. Pictures stay uint8 until TorchRL's own encoder and loss."""
-    if spaces.picture is None:
-        encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
-        decoder = SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
-        return encoder, recipe.cells, decoder
-    eye = modules.DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
-    decoder = modules.DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
-    return eye, eye.output_features(spaces.picture), decoder
+    observations = spaces.observations
+    encoders: list[nn.Module] = []
+    decoders: list[nn.Module] = []
+    width = 0
+    if observations.features:
+        encoders.append(SymlogMLP(observations.features, None, recipe.depth, recipe.cells))
+        decoders.append(SymexpMLP(features, observations.features, recipe.depth, recipe.cells, 1.0))
+        width += recipe.cells
+    for part in observations.pictures:
+        eye = modules.DreamerV3ImageEncoder(part.shape[0], recipe.channels)
+        encoders.append(eye)
+        decoders.append(PictureDecoder(features, part.shape, recipe.channels))
+        width += eye.output_features(part.shape)
+    if len(encoders) == 1:
+        return encoders[0], width, decoders[0]
+    return PartsEncoder(observations, encoders), width, PartsDecoder(observations, decoders)
 
 
 def make_actor(
