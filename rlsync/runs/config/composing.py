@@ -424,6 +424,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         of_its_kind = settings_with(OmegaConf.select(config, "env", default={}))
         known = own_hydra.writable(Config(env=of_its_kind, recipe=settings))
         _take_dtype_for_bfloat16(config, known)
+        _take_normalize_of_all(config, known)
         _take_lag_for_kind(config, file)
         _require_map_of_now(config, file)
         _take_names_for_those_of_0_1(config, Config(recipe=settings))
@@ -456,6 +457,16 @@ def _take_dtype_for_bfloat16(config: DictConfig, known: DictConfig) -> None:
         return
     if model.pop("bfloat16", False):
         config.recipe.update_dtype = BFLOAT16
+
+
+def _take_normalize_of_all(config: DictConfig, known: DictConfig) -> None:
+    """Say by ``recipe.normalize`` what 0.2.0 said by ``recipe.model.normalize``, of pixels in impala and laser."""
+    model = OmegaConf.select(config, "recipe.model", default={})
+    model_now = OmegaConf.select(known, "recipe.model", default={})
+    if not isinstance(model, DictConfig) or "normalize" in model_now:
+        return
+    if model.pop("normalize", False):
+        config.recipe.normalize = {"observations": True, "clip": 5.0}
 
 
 def _take_lag_for_kind(config: DictConfig, file: Path) -> None:

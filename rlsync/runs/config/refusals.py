@@ -53,6 +53,7 @@ GONE = {
     "rlsync.BoardScheme(transport=NAME) takes the transport of an installed package",
     "cluster.keep_agents": "leave it out: agents end with their learner, and a resumed run starts its own",
     "cluster.learner_timeout_s": "leave it out: agents end with their learner",
+    "recipe.model.normalize": "give recipe.normalize.observations, which normalises numbers, too",
     "recipe.open_loop": _OPEN_LOOP,
     "recipe.open_loop.every_frames": _OPEN_LOOP,
     "recipe.open_loop.seen": _OPEN_LOOP,

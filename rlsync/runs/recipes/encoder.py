@@ -220,7 +220,8 @@ class Encoder(nn.Module):
         numbers: widths of the layers that numbers go through beside pictures. Without pictures they are
             features as they are.
         channels_last: whether convolutions run channels-last.
-        clip: where normalised pixels are cut; None: they are not normalised. See :class:`Pixels`.
+        clip: where normalised pixels, and the numbers beside them, are cut; None: they are not normalised. See
+            :class:`Pixels` and :class:`~rlsync.runs.recipes.normalize.Standardize`.
 
     Raises:
         ConfigError: a picture is too small for the torso, or a width does not fit.
@@ -254,6 +255,8 @@ class Encoder(nn.Module):
         if self.features and observations.pictures and numbers:
             self.numbers = make_torso("mlp", (self.features,), numbers)
             self.features = numbers[-1]
+        if observations.features and observations.pictures and clip is not None:
+            self.numbers = Standardized(self.numbers, observations.features, clip)
         # By the order of the parts.
         self.pixels = nn.ModuleList()
         self.torsos = nn.ModuleList()
@@ -291,16 +294,6 @@ class Encoder(nn.Module):
             assert isinstance(pixels, Pixels)
             if pixels.normalizes:
                 pixels.follow(parts[part.name])
-
-    def standardize(self, clip: float) -> None:
-        """Normalise the numbers beside pictures, before whatever they go through.
-
-        Args:
-            clip: largest distance from 0 of a normalised number.
-        """
-        features = self.observations.features
-        if features:
-            self.numbers = Standardized(self.numbers, features, clip)
 
     def _dtype(self) -> torch.dtype:
         """The dtype of its weights."""

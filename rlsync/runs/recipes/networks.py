@@ -130,7 +130,7 @@ class Sight(NamedTuple):
             ConfigError: pictures are too small for their torso.
         """
         observations = spaces.observations
-        clip = recipe.normalize.clip if recipe.normalize.observations else None
+        clip = recipe.normalize.clip_of_observations
         encoder: Encoder | None = None
         if observations.pictures:
             encoder = Encoder(
@@ -141,8 +141,6 @@ class Sight(NamedTuple):
                 channels_last=recipe.model.channels_last,
                 clip=clip,
             )
-            if clip is not None:
-                encoder.standardize(clip)
             return cls(observations, encoder, encoder.features, [], None)
         if observations.mask is not None:
             encoder = Encoder(observations)

@@ -105,15 +105,25 @@ class Standardized(nn.Module):
 
 
 class Statistics(misuse.RegistersItself, ABC):
-    """What observations and rewards are brought to unit spread by; moments by name, as checkpoints have them."""
+    """What observations and rewards are brought to unit spread by; moments by name, as checkpoints have them.
 
-    def __init__(self, config: NormalizeConfig, observations: Observations, earned: str) -> None:
+    Without ``pictures`` it leaves these to the networks, which then count what they learn from.
+    """
+
+    def __init__(
+        self,
+        config: NormalizeConfig,
+        observations: Observations,
+        earned: str,
+        *,
+        pictures: bool = True,
+    ) -> None:
         self._config = config
         self._seen_as = observations
         self.observations = Moments(observations.features)
         self._moments = {"observations": self.observations, earned: Moments(1)}
         self._pictures: list[tuple[Part, Moments]] = []
-        if config.observations:
+        if config.observations and pictures:
             for part in observations.pictures:
                 moments = Moments(part.size)
                 self._pictures.append((part, moments))
@@ -209,8 +219,15 @@ class NormalizeOnPolicy(Statistics):
     batch itself has the environment's rewards.
     """
 
-    def __init__(self, config: NormalizeConfig, observations: Observations, gamma: float) -> None:
-        super().__init__(config, observations, "returns")
+    def __init__(
+        self,
+        config: NormalizeConfig,
+        observations: Observations,
+        gamma: float,
+        *,
+        pictures: bool = True,
+    ) -> None:
+        super().__init__(config, observations, "returns", pictures=pictures)
         self._gamma = gamma
         self.returns = self._moments["returns"]
         # Of each worker: its newest rollout, and the running returns [N] of its environments after it. No

@@ -22,11 +22,10 @@ from rlsync.runs.actors import frames as keys
 from rlsync.runs.actors.frames import check_batch
 from rlsync.runs.actors.player import in_dtype
 from rlsync.runs.recipes import parts
-from rlsync.runs.recipes.encoder import Encoder
 from rlsync.runs.recipes.impala.heads import DiagonalGaussian, head_for
 from rlsync.runs.recipes.impala.loss import final_index, next_values, unrolled_by
 from rlsync.runs.recipes.impala.network import ImpalaNet, Unrolled
-from rlsync.runs.recipes.normalize import NormalizeUnrolls, Standardized
+from rlsync.runs.recipes.normalize import NormalizeUnrolls
 from rlsync.runs.recipes.ppo_objective import objective_of
 from rlsync.runs.recipes.settings import PPOConfig
 from rlsync.seams import misuse
@@ -70,9 +69,7 @@ def make_network(recipe: PPOConfig, spaces: parts.Spaces) -> ImpalaNet:
     """ConfigError: pictures are too small for their torso."""
     head = head_for(spaces.player_actions())
     model = recipe.model
-    clip = recipe.normalize.clip if recipe.normalize.observations else None
-    sees_pictures = bool(spaces.observations.pictures)
-    if sees_pictures:
+    if spaces.observations.pictures:
         torso = model.torso
         hidden = model.hidden
     else:
@@ -86,31 +83,12 @@ def make_network(recipe: PPOConfig, spaces: parts.Spaces) -> ImpalaNet:
         numbers=recipe.hidden,
         lstm=model.lstm,
         channels_last=model.channels_last,
-        clip=clip if sees_pictures else None,
+        clip=recipe.normalize.clip_of_observations,
     )
     if isinstance(head, DiagonalGaussian):
         with torch.no_grad():
             network.policy.bias[head.size :] = recipe.initial_log_scale
-    if clip is not None:
-        _standardize(network, clip)
     return network
-
-
-def _standardize(network: ImpalaNet, clip: float) -> None:
-    """Put the statistics of its numbers before the layers of a network."""
-    torso = network.torso
-    if network.observations.pictures:
-        if isinstance(torso, Encoder):
-            torso.standardize(clip)
-        return
-    assert isinstance(torso, nn.Sequential)
-    encoder: list[nn.Module] = []
-    layers: nn.Module = torso
-    if isinstance(torso[0], Encoder):
-        encoder = [torso[0]]
-        layers = torso[1]
-    standardized = Standardized(layers, network.observations.features, clip)
-    network.torso = nn.Sequential(*encoder, standardized)
 
 
 class UnrollPPOLoss(LossModule):

@@ -164,6 +164,11 @@ class NormalizeConfig:
     #: Largest distance from 0 of a normalised observation.
     clip: float = bounds.above_zero(10.0)
 
+    @property
+    def clip_of_observations(self) -> float | None:
+        """Largest distance from 0 of an observation; None: they are not normalised."""
+        return self.clip if self.observations else None
+
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """What is wrong with these settings beyond their bounds."""
         if self.observations and any(route.dtype for route in config.sync.map):

@@ -32,7 +32,7 @@ from rlsync.runs.recipes.impala.settings import ImpalaConfig
 from rlsync.runs.recipes.replay.settings import ActorCriticConfig, PaceConfig
 from rlsync.runs.recipes.run_files import RESOLVED
 from rlsync.runs.recipes.sac import SACConfig
-from rlsync.runs.recipes.settings import AtariConfig, Config, EvaluationConfig
+from rlsync.runs.recipes.settings import AtariConfig, Config, EvaluationConfig, OnPolicyNormalizeConfig
 from rlsync.runs.recipes.td3 import TD3Config
 from tests.tools.parts.configs import configs_of
 from tests.tools.programs import run_program
@@ -210,7 +210,8 @@ def test_a_game_gets_the_settings_for_pixels_and_no_other_games_target(recipe: s
     assert isinstance(config.env, AtariConfig)
     assert (of_pong.recipe.target_return, config.recipe.target_return) == (19.0, None)
     assert isinstance(config.recipe, ImpalaConfig)
-    assert (config.recipe.model.normalize, config.recipe.reward_clipping) == (True, "clip")
+    assert config.recipe.normalize == OnPolicyNormalizeConfig(observations=True, clip=5.0)
+    assert config.recipe.reward_clipping == "clip"
     of_pong.recipe.target_return = None
     assert config.recipe == of_pong.recipe
 

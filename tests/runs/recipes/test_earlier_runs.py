@@ -182,6 +182,19 @@ def test_a_run_of_0_1_is_not_made_again(run: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("run", ["impala"], indirect=True)
+def test_pixels_that_were_normalised_still_are_and_cut_where_they_were(run: Path) -> None:
+    file = run / run_files.RESOLVED
+    found = OmegaConf.load(file)
+    for before, now in ((False, (False, 10.0)), (True, (True, 5.0))):
+        found.recipe.model.normalize = before
+        OmegaConf.save(found, file)
+        recipe = written(file).recipe
+        assert isinstance(recipe, ImpalaConfig)
+        assert (recipe.normalize.observations, recipe.normalize.clip) == now
+        assert not recipe.normalize.rewards
+
+
+@pytest.mark.parametrize("run", ["impala"], indirect=True)
 def test_a_torso_has_the_name_of_now_in_runs_of_0_1_alone(run: Path) -> None:
     file = run / run_files.RESOLVED
     found = OmegaConf.load(file)

@@ -47,7 +47,7 @@ RECIPES = {
         "recipe.normalize_advantage=true",
     ),
     "impala": ("recipe=impala", *UNROLLS),
-    "laser": ("recipe=laser", *UNROLLS, "recipe.replay.min_steps=500"),
+    "laser": ("recipe=laser", *UNROLLS, NORMALIZED, "recipe.replay.min_steps=500"),
     "dqn": ("recipe=dqn", *REPLAY, "recipe.epsilon_frames=2000"),
     "sac": ("recipe=sac", *REPLAY, NORMALIZED, "recipe.lr=0.003", "recipe.batch_size=64"),
     "dreamer_v3": (

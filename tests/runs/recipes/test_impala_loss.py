@@ -312,6 +312,26 @@ def test_a_wide_trust_region_is_none() -> None:
     assert wide["rejected_fraction"] == 0
 
 
+def test_targets_are_of_scaled_rewards_which_are_then_clipped() -> None:
+    net = make_net()
+    batch = make_batch(net)
+    loss = ImpalaLoss(net, reward_clipping="clip")
+    loss.scaled = lambda reward: reward / 3 + 0.1
+    wanted = ImpalaLoss(net)(batch.clone().set("reward", (batch["reward"] / 3 + 0.1).clamp(-1, 1)))
+    for name, value in loss(batch).items():
+        assert torch.equal(value, wanted[name]), name
+    assert (batch["reward"].abs() > 1).any(), "the batch has the environment's"
+
+
+def test_scaled_rewards_are_no_input_of_a_network_that_takes_the_last_one() -> None:
+    net = make_net(last_reward=True)
+    batch = make_batch(net)
+    loss = ImpalaLoss(net)
+    entropy = loss(batch)["entropy"]
+    loss.scaled = torch.zeros_like
+    assert torch.equal(loss(batch)["entropy"], entropy)
+
+
 def test_entropy_on_online_data_leaves_replayed_unrolls_out() -> None:
     net = make_net()
     batch = make_batch(net, truncate=0.0)

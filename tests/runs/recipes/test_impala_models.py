@@ -454,7 +454,6 @@ def test_a_head_sums_bfloat16_in_float32() -> None:
         ((4, 20, 20), {"torso": "nature"}, "too small"),
         ((4,), {"hidden": ()}, "widths"),
         ((4,), {"lstm": -1}, "lstm=-1"),
-        ((4,), {"clip": 5.0}, "only pixels"),
     ],
 )
 def test_a_net_that_cannot_be_is_refused(shape: tuple[int, ...], settings: Any, says: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, VerifySync
@@ -26,6 +28,7 @@ from rlsync.runs.recipes.env_settings import AtariConfig
 from rlsync.runs.recipes.evaluating import APART
 from rlsync.runs.recipes.hooks.measuring import Load, StalenessHistogram, StatisticsHook
 from rlsync.runs.recipes.hooks.steering import EpisodeReturns, MixReplayed
+from rlsync.runs.recipes.impala.loss import final_index, unrolled_by
 from rlsync.runs.recipes.impala.recipe import RECIPE, make_network
 from rlsync.runs.recipes.impala.settings import (
     EvaluationConfig,
@@ -33,11 +36,19 @@ from rlsync.runs.recipes.impala.settings import (
     ModelConfig,
     UnrollReplayConfig,
 )
+from rlsync.runs.recipes.normalize import NormalizeUnrolls, Standardize
 from rlsync.runs.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
-from rlsync.runs.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
+from rlsync.runs.recipes.settings import (
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    OnPolicyNormalizeConfig,
+    PPOConfig,
+)
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.board.format import EVALUATOR
 from tests.runs.cli.test_main import checked_statistics
+from tests.tools.parts.space_envs import HINTED, PARTS
 from tests.tools.processes import is_alive, wait_until
 from tests.tools.programs import run_program
 
@@ -318,11 +329,58 @@ def test_update_dtype_is_that_of_the_torso(dtype: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("replay", [UnrollReplayConfig(), LASER], ids=["impala", "laser"])
+@pytest.mark.parametrize("parts", [PARTS["numbers"], PARTS["picture and numbers"]])
+def test_without_a_lag_a_version_normalises_by_the_frames_before_it_and_rewards_by_returns(
+    parts: str, replay: UnrollReplayConfig
+) -> None:
+    normalize = OnPolicyNormalizeConfig(observations=True, rewards=True)
+    model = ModelConfig(hidden=[8], last_reward=True)
+    config = small(10 * FRAMES_PER_BATCH, normalize=normalize, replay=replay, model=model, lr=0.01)
+    config.env = EnvConfig(HINTED, 2, {"parts": parts})
+    config.collector.lag = 0
+    trainer = RECIPE.build(config)
+    loss = trainer.loss_module
+    network = loss.actor_network
+    statistics = part(trainer, NormalizeUnrolls)
+    (layer,) = (module for module in network.modules() if isinstance(module, Standardize))
+    rows: list[Tensor] = []
+
+    def look(batch: TensorDictBase) -> None:
+        before = torch.cat([torch.zeros(1, network.observations.features), *rows])[len(rows) > 0 :]
+        torch.testing.assert_close(layer.mean, before.mean(0), rtol=1e-4, atol=1e-5)
+        rows.append(network.observations.numbers(batch["observation"][:-1]).flatten(0, 1).clone())
+        with torch.no_grad():
+            scored = unrolled_by(network, batch, final_index(batch)).params[:-1]
+            log_prob = network.head.score(scored, batch["action"])[0]
+        torch.testing.assert_close(log_prob, batch["behaviour_log_prob"], rtol=1e-5, atol=1e-5)
+
+    seen: list[Tensor] = []
+
+    def scaled(reward: Tensor) -> Tensor:
+        seen.append(reward)
+        return statistics.scaled(reward)
+
+    loss.scaled = scaled
+    trainer.register_op("batch_process", look)
+    try:
+        trainer.train()
+    finally:
+        trainer.shutdown()
+    assert len(rows) == len(seen) == 10
+    torch.testing.assert_close(layer.std, torch.cat(rows).std(0, correction=0), rtol=1e-4, atol=1e-5)
+    assert all(set(reward.unique().tolist()) <= {0.0, 1.0} for reward in seen), "the environment's own"
+    assert statistics.returns.count == 10 * FRAMES_PER_BATCH
+    assert statistics.reward_scale not in (0.0, 1.0)
+
+
+@pytest.mark.processes
 @pytest.mark.seconds
 @pytest.mark.parametrize("torso", ["nature", pytest.param("impala", marks=pytest.mark.thorough)])
 def test_what_acts_on_pixels_in_bfloat16_is_proven(torso: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlsync.tensors.device.bfloat16_instructions", lambda: None)  # they may be slow
-    config = small(update_dtype="bfloat16", batch_size=8, model=ModelConfig(torso=torso, normalize=True))
+    normalize = OnPolicyNormalizeConfig(observations=True)
+    config = small(update_dtype="bfloat16", batch_size=8, model=ModelConfig(torso=torso), normalize=normalize)
     config.env, config.collector.frames_per_batch = AtariConfig("ALE/Pong-v5", num_envs=8), 5 * 8
     config.sync.verify_every_s = 0.01
     trainer = RECIPE.build(config)

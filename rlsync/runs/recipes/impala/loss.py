@@ -77,6 +77,8 @@ class ImpalaLoss(LossModule):
     """
 
     actor_network: ImpalaNet
+    #: Maps rewards to those that are learned from, before they are clipped; it may be assigned.
+    scaled: Callable[[Tensor], Tensor]
 
     @fields_as_keywords(LossSettings)
     def __init__(self, actor_network: ImpalaNet, settings: LossSettings) -> None:
@@ -87,6 +89,7 @@ class ImpalaLoss(LossModule):
             # some heads refuse: it has no closed form
             actor_network.head.kl_implied(nothing, nothing)
         self.actor_network = actor_network
+        self.scaled = _as_they_are
         self.settings = settings
         self.entropy_coeff = settings.entropy_coeff
         self.baseline_coeff = settings.baseline_coeff
@@ -171,7 +174,7 @@ class ImpalaLoss(LossModule):
         self, batch: TensorDictBase, scored: _Scored, trust: Trust | None
     ) -> tuple[Tensor, Tensor]:
         """Targets and advantages, of rewards as the settings clip them."""
-        reward = batch.get(keys.REWARD)
+        reward = self.scaled(batch.get(keys.REWARD))
         if self.settings.reward_clipping == "clip":
             reward = reward.clamp(-1.0, 1.0)
         return vtrace_with(
@@ -202,6 +205,10 @@ class ImpalaLoss(LossModule):
 
     def _player(self) -> ImpalaPlayer:
         return self.actor_network.player(store_params=self.settings.trust_region is not None)
+
+
+def _as_they_are(reward: Tensor) -> Tensor:
+    return reward
 
 
 def unrolled_by(network: ImpalaNet, batch: TensorDictBase, index: Tensor | None) -> Unrolled:

@@ -24,6 +24,7 @@ from rlsync.runs.recipes.encoder import (
 )
 from rlsync.runs.recipes.impala.heads import PolicyHead
 from rlsync.runs.recipes.impala.layers import EpisodicLSTM, split_pass
+from rlsync.runs.recipes.normalize import Standardized
 from rlsync.seams import POLICY
 
 _NOTHING = nullcontext()
@@ -82,8 +83,10 @@ class ImpalaNet(nn.Module):
         lstm: units of the LSTM; 0 for none.
         last_action, last_reward: whether these are inputs, after the torso; rewards are clipped to [-1, 1].
         channels_last: whether convolutions run channels-last.
-        clip: where normalised pixels are cut: each number of them loses its mean, and is divided by its
-            deviation, in all observations that :meth:`follow` saw. None: they are not normalised.
+        clip: where normalised observations are cut: each number loses its mean, and is divided by its
+            deviation. Those of pixels are of all observations that :meth:`follow` saw; those of other numbers
+            are written by whoever trains the network, as
+            :class:`~rlsync.runs.recipes.normalize.NormalizeUnrolls` does. None: nothing is normalised.
         bfloat16: whether the torso runs under autocast; LSTM and heads keep the precision of their weights.
         torso_threads: threads that share the torso's passes over unrolls, forward and backward, on a CPU;
             ``step`` runs in one.
@@ -164,15 +167,8 @@ class ImpalaNet(nn.Module):
         if name == "auto":
             name = torso_for(pictures[0].shape) if pictures else "mlp"
         widths = HIDDEN.get(name, ()) if hidden is None else tuple(hidden)
-        if clip is not None and name == "mlp":
-            raise ConfigError("only pixels are normalised", "clip", "leave it None for vectors")
-        if len(observations.parts) == 1:
-            self.torso: nn.Module = make_torso(name, self.observation_shape, widths)
-            if name != "mlp":
-                self.pixels = Pixels(self.observation_shape, clip, channels_last)
-            return widths[-1]
-        if pictures:
-            self.torso = Encoder(
+        if pictures and len(observations.parts) > 1:
+            self.torso: nn.Module = Encoder(
                 observations,
                 torso=name,
                 hidden=widths,
@@ -181,8 +177,19 @@ class ImpalaNet(nn.Module):
                 clip=clip,
             )
             return self.torso.features
-        encoder = Encoder(observations)
-        self.torso = nn.Sequential(encoder, make_torso(name, (encoder.features,), widths))
+
+        before: list[nn.Module] = []
+        shape = self.observation_shape
+        if len(observations.parts) > 1:
+            before = [Encoder(observations)]  # the numbers in a row, without a mask
+            shape = (observations.features,)
+        self.torso = make_torso(name, shape, widths)
+        if name != "mlp":
+            self.pixels = Pixels(shape, clip, channels_last)
+        elif clip is not None:
+            self.torso = nn.Sequential(*before, Standardized(self.torso, shape[0], clip))
+        elif before:
+            self.torso = nn.Sequential(*before, self.torso)
         return widths[-1]
 
     @property

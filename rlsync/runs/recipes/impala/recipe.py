@@ -25,13 +25,11 @@ from rlsync.runs.recipes.impala.heads import head_for
 from rlsync.runs.recipes.impala.loss import ImpalaLoss
 from rlsync.runs.recipes.impala.network import ImpalaNet, ImpalaPlayer
 from rlsync.runs.recipes.impala.settings import ImpalaConfig
+from rlsync.runs.recipes.normalize import NormalizeUnrolls
 from rlsync.runs.recipes.place import collect_settings
 from rlsync.runs.recipes.run import Run
 from rlsync.runs.recipes.settings import BFLOAT16, Config
 from rlsync.seams import shared_file
-
-#: The largest distance from 0 of a normalised pixel.
-_CLIP = 5.0
 
 
 def build(run: Run[ImpalaConfig]) -> Trainer:
@@ -68,6 +66,7 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
         scheduler = parts.annealing(run, optimizer)
         if scheduler is not None:
             LRSchedulerHook(scheduler).register(trainer)
+        normalize(trainer, run, loss)
         register_hooks(trainer, run, collector, network)
     except BaseException:
         collector.shutdown()
@@ -76,14 +75,12 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
 
 
 def make_network(recipe: ImpalaConfig, spaces: parts.Spaces) -> ImpalaNet:
-    options = dict(vars(recipe.model))
-    normalizes = options.pop("normalize")
     return ImpalaNet(
         spaces.observations,
         head_for(spaces.player_actions()),
-        clip=_CLIP if normalizes else None,
+        clip=recipe.normalize.clip_of_observations,
         bfloat16=recipe.update_dtype == BFLOAT16,
-        **options,
+        **vars(recipe.model),
     )
 
 
@@ -107,6 +104,18 @@ def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollect
         restarts=Restarts(recipe.max_restarts),
     )
     return run.place.collector(workers_player(recipe, network), settings)
+
+
+def normalize(trainer: Trainer, run: Run[ImpalaConfig], loss: ImpalaLoss) -> None:
+    """Register what counts numbers and returns, if they are normalised; the network counts pixels itself."""
+    recipe = run.recipe
+    observations = run.spaces.observations
+    has_numbers = recipe.normalize.observations and bool(observations.features)
+    if not (has_numbers or recipe.normalize.rewards):
+        return
+    statistics = NormalizeUnrolls(recipe.normalize, observations, recipe.gamma, pictures=False)
+    statistics.register(trainer)
+    loss.scaled = statistics.scaled
 
 
 def register_hooks(

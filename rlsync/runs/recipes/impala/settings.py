@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 from rlsync import ConfigError, RlsyncError
 from rlsync.runs.actors.ring.format import WhenFull
 from rlsync.runs.recipes import bounds
-from rlsync.runs.recipes.settings import SCHEDULE, Batches, Config, EvaluationConfig, RecipeConfig
+from rlsync.runs.recipes.settings import (
+    SCHEDULE,
+    Batches,
+    Config,
+    EvaluationConfig,
+    OnPolicyNormalizeConfig,
+    RecipeConfig,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,8 +142,6 @@ class ModelConfig:
     last_reward: bool = False
     #: Memory format of the convolutions.
     channels_last: bool = True
-    #: Whether pixels lose their running mean, and are divided by their running deviation.
-    normalize: bool = False
     #: Threads that share the learner's passes of the torso. More than one helps where workers leave cores
     #: idle.
     torso_threads: int = bounds.above_zero(1)
@@ -234,7 +239,8 @@ class ImpalaConfig(RecipeConfig):
     vtrace_lambda: float = bounds.same_as(LossSettings, "lam")
     #: In which dtype the torso computes, float32 or bfloat16, in workers, too. All the rest keeps float32.
     update_dtype: str = bounds.same_as(RecipeConfig, "update_dtype")
-    #: none, or clip: rewards are clipped to [-1, 1] for learning. Logged returns are not clipped.
+    #: none, or clip: rewards are clipped to [-1, 1] for learning, after normalize.rewards. Logged returns are
+    #: not clipped.
     reward_clipping: str = bounds.same_as(LossSettings, "reward_clipping")
     #: mean or sum over the steps of a batch. With mean, the learning rate does not depend on the size of the
     #: batch.
@@ -246,6 +252,8 @@ class ImpalaConfig(RecipeConfig):
     #: writes a sweep: {lr: [0.001, 0.003], model.lstm: "range(1,3)"}. null: nothing but the seed.
     vary: Any = None
     model: ModelConfig = field(default_factory=ModelConfig)
+    #: What is brought to unit spread. Pixels are counted when they are learned from.
+    normalize: OnPolicyNormalizeConfig = field(default_factory=OnPolicyNormalizeConfig)
     #: Replay of unrolls, as in recipe=laser. IMPALA has none.
     replay: UnrollReplayConfig = field(default_factory=UnrollReplayConfig)
     #: A separate process that plays episodes with one version after the other and writes evaluations.csv.
@@ -288,6 +296,7 @@ class ImpalaConfig(RecipeConfig):
         return LossSettings(**options)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
+        yield from self.normalize.errors(config)
         frames = config.collector.frames_per_batch
         wanted = self.batch_size * self.unroll_length
         if frames != wanted:
