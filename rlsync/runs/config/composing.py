@@ -423,8 +423,7 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         settings = recipe_named(name, f"{file}, recipe.name", place).settings()
         of_its_kind = settings_with(OmegaConf.select(config, "env", default={}))
         known = own_hydra.writable(Config(env=of_its_kind, recipe=settings))
-        _take_dtype_for_bfloat16(config, known)
-        _take_normalize_of_all(config, known)
+        _take_keys_that_left_model(config, known)
         _take_lag_for_kind(config, file)
         _require_map_of_now(config, file)
         _take_names_for_those_of_0_1(config, Config(recipe=settings))
@@ -449,23 +448,18 @@ def is_of_0_1(file: Path) -> bool:
     return file.is_file() and OmegaConf.select(trust.config_in(file), "collector.kind") is not None
 
 
-def _take_dtype_for_bfloat16(config: DictConfig, known: DictConfig) -> None:
-    """Say by ``recipe.update_dtype`` what an earlier rlsync said by ``recipe.model.bfloat16``."""
+def _take_keys_that_left_model(config: DictConfig, known: DictConfig) -> None:
+    """Say by the keys of now what earlier ones said in ``recipe.model``.
+
+    That is ``bfloat16`` of 0.1, and ``normalize`` of 0.2.0, of pixels in impala and laser.
+    """
     model = OmegaConf.select(config, "recipe.model", default={})
     model_now = OmegaConf.select(known, "recipe.model", default={})
-    if not isinstance(model, DictConfig) or "bfloat16" in model_now:
+    if not isinstance(model, DictConfig):
         return
-    if model.pop("bfloat16", False):
+    if "bfloat16" not in model_now and model.pop("bfloat16", False):
         config.recipe.update_dtype = BFLOAT16
-
-
-def _take_normalize_of_all(config: DictConfig, known: DictConfig) -> None:
-    """Say by ``recipe.normalize`` what 0.2.0 said by ``recipe.model.normalize``, of pixels in impala and laser."""
-    model = OmegaConf.select(config, "recipe.model", default={})
-    model_now = OmegaConf.select(known, "recipe.model", default={})
-    if not isinstance(model, DictConfig) or "normalize" in model_now:
-        return
-    if model.pop("normalize", False):
+    if "normalize" not in model_now and model.pop("normalize", False):
         config.recipe.normalize = {"observations": True, "clip": 5.0}
 
 

@@ -269,14 +269,13 @@ class Encoder(nn.Module):
 
     def forward(self, rows: Tensor | Mapping[str, Tensor]) -> Tensor:
         observations = self.observations
-        parts = observations.split(rows)
-        numbers = [parts[part.name] for part in observations.parts if part.kind == "numbers"]
         if not self.torsos:
-            return torch.cat(numbers, -1)
+            return observations.numbers(rows)
         features = []
         dtype = self._dtype()
-        if numbers:
-            features.append(self.numbers(torch.cat(numbers, -1).to(dtype)))
+        if observations.features:
+            features.append(self.numbers(observations.numbers(rows).to(dtype)))
+        parts = observations.split(rows)
         eyes = zip(observations.pictures, self.pixels, self.torsos, strict=True)
         for part, as_numbers, torso in eyes:
             picture = parts[part.name]

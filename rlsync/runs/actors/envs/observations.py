@@ -263,12 +263,15 @@ class Observations:
         rows = torch.cat(flat, -1)
         return functional.pad(rows, (0, math.prod(self.shape) - rows.shape[-1]))
 
-    def numbers(self, rows: Tensor) -> Tensor:
-        """The numbers of rows, ``[..., features]``.
+    def numbers(self, rows: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """The numbers of rows, ``[..., features]``: of rows a view of them, where memory allows it.
 
         Args:
-            rows: ``[..., *shape]``.
+            rows: ``[..., *shape]``; or their parts by name, which have some numbers.
         """
+        if not isinstance(rows, Tensor):
+            names = [part.name for part in self.parts if part.kind == "numbers"]
+            return torch.cat([rows[name] for name in names], -1)
         if self.are_pictures:
             return rows.new_zeros((*rows.shape[:-3], 0), dtype=torch.float32)
         if rows.dtype == torch.uint8:

@@ -139,11 +139,10 @@ class PartsDecoder(nn.Module):
 def compared(observations: Observations, rows: Tensor) -> list[Tensor]:
     """All numbers of observations together, and each picture: what a model of the world says again."""
     parts = observations.split(rows)
-    numbers = [parts[part.name] for part in observations.parts if part.kind == "numbers"]
     pictures = [parts[part.name] for part in observations.pictures]
-    if not numbers:
+    if not observations.features:
         return pictures
-    return [torch.cat(numbers, -1), *pictures]
+    return [observations.numbers(rows), *pictures]
 
 
 class ChoosingMLP(modules.DreamerV3MLP):
